@@ -1,0 +1,28 @@
+"""The HTTP headers by which picker, gateway and worker tell each other about a request.
+
+Those in ``INTERNAL`` are ours alone: the gateway removes them from what a client sends, and the
+picker sets them. The SLO headers may come from the client. Values are plain text, times seconds.
+"""
+
+from __future__ import annotations
+
+REQUEST_ID = "x-ecoserve-request-id"
+WAITED = "x-ecoserve-waited"  # seconds that the request has waited at the picker
+TTFT_SLO = "x-ecoserve-ttft-slo"
+TPOT_SLO = "x-ecoserve-tpot-slo"
+CONVERSATION = "x-ecoserve-conversation"  # client's own key of a conversation
+
+# The endpoint-picker protocol of the Gateway API Inference Extension.
+DESTINATION = "x-gateway-destination-endpoint"
+DESTINATION_SUBSET = "x-gateway-destination-endpoint-subset"
+METADATA_NAMESPACE = "envoy.lb"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+
+# On a response: the worker did not begin this request and another one may (drain, dead engine).
+RETRYABLE = "x-ecoserve-retryable"
+
+INTERNAL = (REQUEST_ID, WAITED, DESTINATION, DESTINATION_SUBSET)
+
+# The form of an id. Engines decorate it ("chatcmpl-<id>-3f2a", "0_cmpl-<id>-0"); the pattern finds
+# it again.
+REQUEST_ID_PATTERN = r"eco-[0-9a-f]{16}"

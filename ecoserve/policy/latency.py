@@ -1,0 +1,238 @@
+"""How long steps take: a model of seven figures, fitted from measured steps.
+
+prefill(n | context c)  = a + b n + k n (c + n/2)       one prompt chunk of n tokens after c others
+decode(B, total ctx C)  = d + e B + f C                 one token for each of B sequences
+mixed                   = (1 + p) (decode + prefill - a)
+
+b is linear layers, k attention pairs, d weights and launch overhead, e and f the batch's share and
+KV reading. A mixed step pays the fixed cost once; p, the mixed-batch penalty, is what mixing costs
+beyond that ideal on the engine at hand. Separate steps are cheaper where p eats up the saving of a.
+The form follows DistServe's estimator (a quadratic in prompt length; batch and context for decode);
+a straight line in n misses by a quarter on CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    """Seconds per step. ``error`` is the relative error (one sigma) seen of its own predictions."""
+
+    prefill_fixed: float
+    prefill_token: float
+    prefill_pair: float
+    decode_fixed: float
+    decode_sequence: float
+    decode_context: float
+    mixing: float = 0.0
+    error: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not math.isfinite(value) or (value < 0 and name != "mixing"):
+                raise ValueError(f"latency.{name} must be finite and not negative, not {value!r}")
+        if self.prefill_token <= 0 or self.decode_fixed + self.decode_sequence <= 0:
+            raise ValueError("latency: a prompt token and a decode step must take time")
+
+    def prefill_work(self, tokens: int, context: int = 0) -> float:
+        """Seconds of a prompt chunk's own work, without the step's fixed cost."""
+        return self.prefill_token * tokens + self.prefill_pair * tokens * (context + tokens / 2)
+
+    def prefill(self, tokens: int, context: int = 0) -> float:
+        """Seconds of a step that computes ``tokens`` of one prompt after ``context`` others."""
+        return self.prefill_fixed + self.prefill_work(tokens, context) if tokens else 0.0
+
+    def decode(self, batch: int, context: int) -> float:
+        """Seconds of a decode step of ``batch`` sequences with ``context`` tokens in all."""
+        if not batch:
+            return 0.0
+        return self.decode_fixed + self.decode_sequence * batch + self.decode_context * context
+
+    def mixed(self, batch: int, context: int, tokens: int, prompt_context: int = 0) -> float:
+        """Seconds of one step that holds the decodes and a prompt chunk."""
+        if not tokens:
+            return self.decode(batch, context)
+        if not batch:
+            return self.prefill(tokens, prompt_context)
+        together = self.decode(batch, context) + self.prefill_work(tokens, prompt_context)
+        return (1 + self.mixing) * together
+
+    def mixing_is_cheaper(
+        self, batch: int, context: int, tokens: int, prompt_context: int = 0
+    ) -> bool:
+        """Whether one mixed step beats a prefill step and a decode step for the same tokens."""
+        separate = self.prefill(tokens, prompt_context) + self.decode(batch, context)
+        return self.mixed(batch, context, tokens, prompt_context) < separate
+
+    def prefill_tokens_within(self, seconds: float, context: int = 0) -> int:
+        """The longest chunk after ``context`` whose prefill step keeps within ``seconds``."""
+        return self._tokens_within(seconds - self.prefill_fixed, context)
+
+    def mixed_tokens_within(
+        self, seconds: float, batch: int, context: int, prompt_context: int = 0
+    ) -> int:
+        """The longest chunk that, mixed with the decodes, keeps the step within ``seconds``."""
+        if not batch:
+            return self.prefill_tokens_within(seconds, prompt_context)
+        return self._tokens_within(
+            seconds / (1 + self.mixing) - self.decode(batch, context), prompt_context
+        )
+
+    def _tokens_within(self, work: float, context: int) -> int:
+        # Solves b n + k n (c + n/2) <= work for n.
+        if work <= 0:
+            return 0
+        linear = self.prefill_token + self.prefill_pair * context
+        if self.prefill_pair == 0:
+            return int(work / linear)
+        # The form 2w / (l + sqrt(l^2 + 2kw)) loses no digits when the quadratic part is small.
+        return int(2 * work / (linear + math.sqrt(linear**2 + 2 * self.prefill_pair * work)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One measured step: ``tokens`` prompt tokens with ``pairs`` = sum of n (c + n/2) over its
+    chunks, beside ``batch`` decodes with ``context`` tokens in all."""
+
+    tokens: int
+    pairs: float
+    batch: int
+    context: int
+    seconds: float
+
+    @property
+    def kind(self) -> Literal["prefill", "decode", "mixed"]:
+        if not self.tokens:
+            return "decode"
+        return "mixed" if self.batch else "prefill"
+
+
+class LatencyFit:
+    """Keeps a ``LatencyModel`` true to the steps that are measured.
+
+    The latest ``window`` samples of each kind are kept and fitted anew after every ``every``
+    samples: least squares on the *relative* error, coefficients not negative, with the previous
+    model as a weak prior so that what was not exercised lately (one prompt length only, say) keeps
+    its figure. A sample that is off by more than ``outlier`` times is a hiccup (a page fault, a
+    compile) and is left out unless such samples keep coming.
+    """
+
+    def __init__(
+        self,
+        model: LatencyModel,
+        *,
+        window: int = 256,
+        every: int = 32,
+        prior: float = 1.0,
+        outlier: float = 4.0,
+    ) -> None:
+        self.model = model
+        self._every = every
+        self._prior = prior
+        self._outlier = outlier
+        self._samples: dict[str, deque[StepSample]] = {
+            kind: deque(maxlen=window) for kind in ("prefill", "decode", "mixed")
+        }
+        self._strays = 0
+        self._since_fit = 0
+
+    def predict(self, sample: StepSample) -> float:
+        """What the model says that the step takes, seconds."""
+        model = self.model
+        prompt = model.prefill_token * sample.tokens + model.prefill_pair * sample.pairs
+        if sample.kind == "prefill":
+            return model.prefill_fixed + prompt
+        decode = model.decode(sample.batch, sample.context)
+        return decode if sample.kind == "decode" else (1 + model.mixing) * (decode + prompt)
+
+    def observe(self, sample: StepSample) -> bool:
+        """Takes a measured step; True if the model was fitted anew."""
+        if sample.seconds <= 0:
+            return False
+        ratio = sample.seconds / max(self.predict(sample), 1e-9)
+        if not 1 / self._outlier < ratio < self._outlier:
+            self._strays += 1
+            if self._strays < self._every:
+                return False
+        else:
+            self._strays = 0
+        self._samples[sample.kind].append(sample)
+        self._since_fit += 1
+        if self._since_fit < self._every:
+            return False
+        self._since_fit = 0
+        self.model = self._fit()
+        return True
+
+    def _fit(self) -> LatencyModel:
+        old = self.model
+        prefill = _nonnegative(
+            [(1.0, s.tokens, s.pairs) for s in self._samples["prefill"]],
+            [s.seconds for s in self._samples["prefill"]],
+            (old.prefill_fixed, old.prefill_token, old.prefill_pair),
+            self._prior,
+        )
+        decode = _nonnegative(
+            [(1.0, s.batch, s.context) for s in self._samples["decode"]],
+            [s.seconds for s in self._samples["decode"]],
+            (old.decode_fixed, old.decode_sequence, old.decode_context),
+            self._prior,
+        )
+        fitted = replace(
+            old,
+            prefill_fixed=prefill[0],
+            prefill_token=max(prefill[1], 1e-9),
+            prefill_pair=prefill[2],
+            decode_fixed=max(decode[0], 1e-9),
+            decode_sequence=decode[1],
+            decode_context=decode[2],
+        )
+        self.model = replace(fitted, mixing=0.0)
+        mixed = self._samples["mixed"]
+        ratios = [s.seconds / self.predict(s) for s in mixed]
+        mixing = float(np.median(ratios)) - 1 if ratios else old.mixing
+        self.model = replace(fitted, mixing=min(max(mixing, -0.9), 9.0))
+        misses = [
+            abs(s.seconds / max(self.predict(s), 1e-9) - 1)
+            for samples in self._samples.values()
+            for s in samples
+        ]
+        # The median is not moved by hiccups; 1.48 makes it a sigma of a normal distribution.
+        return replace(self.model, error=min(1.48 * float(np.median(misses)), 1.0))
+
+
+def _nonnegative(
+    rows: list[tuple[float, float, float]],
+    seconds: list[float],
+    prior: tuple[float, float, float],
+    prior_weight: float,
+) -> tuple[float, float, float]:
+    """Least squares on relative error with coefficients >= 0, drawn weakly towards ``prior``."""
+    if not rows:
+        return prior
+    x: NDArray[np.float64] = np.asarray(rows, dtype=np.float64)
+    y: NDArray[np.float64] = np.asarray(seconds, dtype=np.float64)
+    # A row divided by its time has the target 1, so each sample weighs by its relative error. The
+    # prior is one more row a coefficient, in units of that coefficient's own mean contribution.
+    scale = np.maximum((x / y[:, None]).mean(axis=0), 1e-12)
+    a = np.vstack([x / y[:, None], np.diag(scale) * prior_weight])
+    b = np.concatenate([np.ones(len(y)), scale * prior_weight * np.asarray(prior)])
+    active = [0, 1, 2]
+    solution = np.zeros(3)
+    while active:
+        found, *_ = np.linalg.lstsq(a[:, active], b, rcond=None)
+        negative = [i for i, value in zip(active, found, strict=True) if value < 0]
+        if not negative:
+            solution[active] = found
+            break
+        active = [i for i in active if i not in negative]
+    return float(solution[0]), float(solution[1]), float(solution[2])
