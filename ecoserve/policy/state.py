@@ -128,7 +128,8 @@ class Request:
 
     ``arrived`` is on the scheduler's clock. ``prompt_tokens`` and ``output_tokens`` (an estimate)
     are sums over its ``sequences`` (a list of prompts, or n > 1). ``held`` tells for each instance
-    how many of its prompt tokens that instance has in its prefix cache.
+    how many of its prompt tokens that instance has in its prefix cache. ``allowed`` names the
+    instances that may serve it (a gateway's subset hint); None: any.
     """
 
     id: str
@@ -138,6 +139,7 @@ class Request:
     slo: SLO
     sequences: int = 1
     held: Mapping[str, int] = field(default_factory=dict)
+    allowed: frozenset[str] | None = None
 
     @property
     def deadline(self) -> float:

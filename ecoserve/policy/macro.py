@@ -1,0 +1,217 @@
+"""The queue in front of a macro instance: what waits, what is late, what goes where.
+
+A request is routed to the first instance, in the policy's order, that passes the policy's check;
+else it waits and is tried again. One that can no longer meet its TTFT anywhere is *late*: it gives
+way to all that can, and is served when nothing else waits and an instance has no prefill pending,
+or after ``late_wait`` in any case; or it is shed at once, as configured. Only a full queue sheds
+otherwise, the costliest late request first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ecoserve.policy.admission import fits
+from ecoserve.policy.base import Policy
+from ecoserve.policy.routing import lightest, load
+from ecoserve.policy.state import InstanceView, MacroView, Request
+
+Late = Literal["serve", "shed"]
+
+# A dispatch gives up after this many requests in a row that nobody can take: what is full for
+# sixty-four is full for the next, and a long queue must not make each report cost a scan of it.
+SCAN_LIMIT = 64
+# How soon to try again when nothing else calls: slack and residues move with time alone.
+RETRY_EVERY = 0.02
+FALLBACKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A request and where it goes; ``fallbacks`` are tried in order if that instance fails."""
+
+    request: Request
+    instance: str
+    fallbacks: tuple[str, ...]
+    late: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """A request that is turned away; ``retry_after`` in seconds."""
+
+    request: Request
+    reason: str
+    retry_after: float
+
+
+class MacroScheduler:
+    """Routes the requests of one macro instance. Deterministic; the clock is the view's."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        late: Late = "serve",
+        queue_limit: int = 1024,
+        late_wait: float = 30.0,
+    ) -> None:
+        if queue_limit < 1:
+            raise ValueError(f"queue_limit must be at least 1, not {queue_limit}")
+        if late_wait < 0:
+            raise ValueError(f"late_wait must be 0 s or more, not {late_wait}")
+        if late not in ("serve", "shed"):
+            raise ValueError(f"late must be 'serve' or 'shed', not {late!r}")
+        self.policy = policy
+        self.late_mode: Late = late
+        self.queue_limit = queue_limit
+        self.late_wait = late_wait
+        self.last: str | None = None
+        self._waiting: dict[str, Request] = {}
+        self._late: dict[str, Request] = {}
+        self._overflow: list[Request] = []
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Requests that may still be on time, in order of arrival."""
+        return tuple(self._waiting.values())
+
+    @property
+    def late(self) -> tuple[Request, ...]:
+        """Requests that cannot be on time any more, in the order in which that was found."""
+        return tuple(self._late.values())
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._late) + len(self._overflow)
+
+    def offer(self, request: Request) -> None:
+        """Takes a request in; the next ``dispatch`` routes it, keeps it or sheds it."""
+        if request.id in self._waiting or request.id in self._late:
+            raise ValueError(f"request {request.id} waits already")
+        self._waiting[request.id] = request
+        if len(self._waiting) + len(self._late) > self.queue_limit:
+            victim = max(self._late.values(), key=lambda r: r.prompt_tokens, default=request)
+            self.cancel(victim.id)
+            self._overflow.append(victim)
+
+    def cancel(self, request_id: str) -> bool:
+        """Forgets a request whose client went away; False if it does not wait here."""
+        return (
+            self._waiting.pop(request_id, None) is not None
+            or self._late.pop(request_id, None) is not None
+        )
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When to dispatch again if no report and no request comes before; None: no need."""
+        return now + RETRY_EVERY if len(self) else None
+
+    def dispatch(self, view: MacroView) -> list[Routed | Shed]:
+        """Decides whatever can be decided now."""
+        decisions: list[Routed | Shed] = [
+            Shed(request, "the queue is full", self._retry_after(view))
+            for request in self._overflow
+        ]
+        self._overflow.clear()
+        view = replace(view, last=self.last)
+        view = self._dispatch_waiting(view, decisions)
+        self._dispatch_late(view, decisions)
+        return decisions
+
+    def _dispatch_waiting(self, view: MacroView, decisions: list[Routed | Shed]) -> MacroView:
+        failures = 0
+        for request in list(self._waiting.values()):
+            able = _allowed(request, view.instances)
+            shortest = min((i.prefill_seconds(request) for i in able), default=0.0)
+            if view.now + shortest > request.deadline:
+                del self._waiting[request.id]
+                if self.late_mode == "shed":
+                    decisions.append(
+                        Shed(request, "its TTFT can no longer be met", self._retry_after(view))
+                    )
+                else:
+                    self._late[request.id] = request
+                continue
+            chosen = self._first_that_passes(request, replace(view, instances=able))
+            if chosen is not None:
+                del self._waiting[request.id]
+                self.last = chosen.name
+                decisions.append(_routed(request, chosen, able, late=False, reason="admitted"))
+                view = _after(view, chosen, request)
+                continue
+            failures += 1
+            # A request whose time runs out is not overtaken: what frees up next is its own. That
+            # lasts for its own prefill time at most, then it is routed or late.
+            if failures >= SCAN_LIMIT or request.deadline - view.now < 2 * shortest:
+                break
+        return view
+
+    def _first_that_passes(self, request: Request, view: MacroView) -> InstanceView | None:
+        for instance in self.policy.order(request, view):
+            if self.policy.check(request, instance, view.now).admitted:
+                return instance
+        return None
+
+    def _dispatch_late(self, view: MacroView, decisions: list[Routed | Shed]) -> None:
+        for request in list(self._late.values()):
+            able = _allowed(request, view.instances)
+            overdue = view.now >= request.deadline + self.late_wait
+            chosen: InstanceView | None = None
+            reason = "late, and nothing else waits"
+            if not self._waiting:
+                chosen = min((i for i in able if _idle_enough(request, i)), key=load, default=None)
+            if chosen is None and overdue:
+                chosen = min(able, key=load, default=None)
+                reason = "late, and has waited long enough"
+            if chosen is not None:
+                del self._late[request.id]
+                decisions.append(_routed(request, chosen, able, late=True, reason=reason))
+                view = _after(view, chosen, request)
+            elif overdue:
+                del self._late[request.id]
+                decisions.append(Shed(request, "no instance", self._retry_after(view)))
+
+    def _retry_after(self, view: MacroView) -> float:
+        """Seconds until the prefills pending and waiting are through, 1 to 60."""
+        if not view.instances:
+            return 1.0
+        queued = [*self._waiting.values(), *self._late.values()]
+        first = view.instances[0]
+        pending = sum(i.backlog for i in view.instances)
+        pending += sum(first.prefill_seconds(request) for request in queued)
+        return min(max(pending / len(view.instances), 1.0), 60.0)
+
+
+def _allowed(request: Request, instances: tuple[InstanceView, ...]) -> tuple[InstanceView, ...]:
+    if request.allowed is None:
+        return instances
+    return tuple(i for i in instances if i.name in request.allowed)
+
+
+def _idle_enough(request: Request, instance: InstanceView) -> bool:
+    # No prompt would be delayed by a late one; an idle instance takes even what can never fit, so
+    # that the engine says so.
+    if instance.backlog > 0:
+        return False
+    return instance.decodes.count == 0 or fits(request, instance).admitted
+
+
+def _after(view: MacroView, chosen: InstanceView, request: Request) -> MacroView:
+    taken = chosen.take(request)
+    instances = tuple(taken if i.name == chosen.name else i for i in view.instances)
+    return replace(view, instances=instances, last=chosen.name)
+
+
+def _routed(
+    request: Request,
+    chosen: InstanceView,
+    able: Iterable[InstanceView],
+    *,
+    late: bool,
+    reason: str,
+) -> Routed:
+    others = tuple(i for i in able if i.name != chosen.name)
+    fallbacks = tuple(i.name for i in lightest(others)[:FALLBACKS])
+    return Routed(request, chosen.name, fallbacks, late, reason)

@@ -1,0 +1,61 @@
+"""In which order the instances of a macro instance are asked (F5, F7), and prefix affinity.
+
+Sticking to the instance that took the previous request until its check fails, then going on to the
+next, is what makes the activation roll: one instance gathers prompts while it is in its prefill
+phase and the others decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ecoserve.policy.state import InstanceView, MacroView, Request
+
+# Held prefixes are compared in quarters of the prompt: a block more or less of a system prompt that
+# every instance holds must not decide, half a conversation must.
+HELD_STEPS = 4
+
+
+def cycle(view: MacroView) -> tuple[InstanceView, ...]:
+    """All instances in cyclic order, from the one that took the previous request."""
+    instances = view.instances
+    start = next((i for i, one in enumerate(instances) if one.name == view.last), 0)
+    return instances[start:] + instances[:start]
+
+
+def load(instance: InstanceView) -> float:
+    """What "lightest" compares: pending prefill seconds and running decodes' share, by weight.
+
+    Decodes count with the time of one decode step of theirs, the delay that they add to a prefill.
+    """
+    decodes = instance.decodes
+    busy = instance.residue + instance.backlog
+    return (busy + instance.latency.decode(decodes.count, decodes.context)) / instance.weight
+
+
+def lightest(instances: tuple[InstanceView, ...]) -> list[InstanceView]:
+    """By load; the order given breaks ties."""
+    return sorted(instances, key=load)
+
+
+def rolling(view: MacroView) -> list[InstanceView]:
+    """Last-used first, then the next in the cycle, then the rest from the lightest (F7)."""
+    around = cycle(view)
+    return [*around[:2], *lightest(around[2:])]
+
+
+def by_held_prefix(
+    request: Request, instances: list[InstanceView] | tuple[InstanceView, ...]
+) -> Iterator[InstanceView]:
+    """The same instances, those that hold more of the prompt first, else in the order given.
+
+    Among those that satisfy the check a held prefix ranks first: a conversation returns to where
+    its KV is, and its prefill is saved.
+    """
+    if not request.held or request.prompt_tokens <= 0:
+        return iter(instances)
+
+    def quarters(instance: InstanceView) -> int:
+        return HELD_STEPS * request.held.get(instance.name, 0) // request.prompt_tokens
+
+    return iter(sorted(instances, key=quarters, reverse=True))
