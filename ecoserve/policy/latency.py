@@ -75,7 +75,7 @@ class LatencyModel:
 
     def prefill_tokens_within(self, seconds: float, context: int = 0) -> int:
         """The longest chunk after ``context`` whose prefill step keeps within ``seconds``."""
-        return self._tokens_within(seconds - self.prefill_fixed, context)
+        return self.tokens_for_work(seconds - self.prefill_fixed, context)
 
     def mixed_tokens_within(
         self, seconds: float, batch: int, context: int, prompt_context: int = 0
@@ -83,11 +83,12 @@ class LatencyModel:
         """The longest chunk that, mixed with the decodes, keeps the step within ``seconds``."""
         if not batch:
             return self.prefill_tokens_within(seconds, prompt_context)
-        return self._tokens_within(
+        return self.tokens_for_work(
             seconds / (1 + self.mixing) - self.decode(batch, context), prompt_context
         )
 
-    def _tokens_within(self, work: float, context: int) -> int:
+    def tokens_for_work(self, work: float, context: int = 0) -> int:
+        """The longest chunk after ``context`` whose own work is at most ``work`` seconds."""
         # Solves b n + k n (c + n/2) <= work for n.
         if work <= 0:
             return 0

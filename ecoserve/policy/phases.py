@@ -98,20 +98,22 @@ def next_step_seconds(view: EngineView, tokens: int) -> float:
 
 def tokens_within(view: EngineView, seconds: float) -> int:
     """The most prompt tokens, taken in order, whose prefill step keeps within ``seconds``."""
-    left = seconds - view.latency.prefill_fixed
+    return tokens_for_work(view, seconds - view.latency.prefill_fixed)
+
+
+def tokens_for_work(view: EngineView, work: float) -> int:
+    """The most prompt tokens, taken in order, whose own work is at most ``work`` seconds."""
     tokens = 0
     for prompt in view.waiting:
-        work = view.latency.prefill_work(prompt.tokens, prompt.context)
-        if work > left:
-            fits = view.latency.prefill_tokens_within(
-                left + view.latency.prefill_fixed, prompt.context
-            )
-            return min(tokens + fits, view.step_budget)
-        left -= work
+        whole = view.latency.prefill_work(prompt.tokens, prompt.context)
+        if whole > work:
+            tokens += view.latency.tokens_for_work(work, prompt.context)
+            break
+        work -= whole
         tokens += prompt.tokens
         if tokens >= view.step_budget:
-            return view.step_budget
-    return tokens
+            break
+    return min(tokens, view.step_budget)
 
 
 def time_to_spare(view: EngineView, prompt: Prompt) -> float:

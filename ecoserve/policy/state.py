@@ -156,7 +156,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """An instance as the macro scheduler knows it now: last report, aged, plus what was routed since.
+    """An instance as the macro scheduler knows it: last report, aged, plus what was routed since.
 
     ``backlog`` is the prefill time of all its pending prompts; ``backlog_since_switch`` of those
     that arrived since its last phase switch. ``settled_slack`` is the mean saved TPOT of the

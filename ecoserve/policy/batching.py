@@ -1,0 +1,28 @@
+"""Dynamic batch size (F8)."""
+
+from __future__ import annotations
+
+import math
+
+
+def next_limit(
+    limit: int,
+    use: float,
+    low: int,
+    high: int,
+    *,
+    grow: float = 1.2,
+    shrink: float = 0.9,
+    above: float = 0.8,
+    below: float = 0.6,
+) -> int:
+    """The most sequences that an instance should run from now on.
+
+    Grows by ``grow`` while use is above ``above``, shrinks by ``shrink`` while it is below
+    ``below``, within [``low``, ``high``]. Between the two it stays, so that it does not swing.
+    """
+    if use > above:
+        limit = max(math.ceil(limit * grow), limit + 1)
+    elif use < below:
+        limit = math.floor(limit * shrink)
+    return min(max(limit, low), high)
