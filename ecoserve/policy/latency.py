@@ -133,7 +133,7 @@ class LatencyFit:
         *,
         window: int = 256,
         every: int = 32,
-        prior: float = 1.0,
+        prior: float = 0.05,
         outlier: float = 4.0,
     ) -> None:
         self.model = model
@@ -220,13 +220,18 @@ def _nonnegative(
     """Least squares on relative error with coefficients >= 0, drawn weakly towards ``prior``."""
     if not rows:
         return prior
-    x: NDArray[np.float64] = np.asarray(rows, dtype=np.float64)
     y: NDArray[np.float64] = np.asarray(seconds, dtype=np.float64)
-    # A row divided by its time has the target 1, so each sample weighs by its relative error. The
-    # prior is one more row a coefficient, in units of that coefficient's own mean contribution.
-    scale = np.maximum((x / y[:, None]).mean(axis=0), 1e-12)
-    a = np.vstack([x / y[:, None], np.diag(scale) * prior_weight])
-    b = np.concatenate([np.ones(len(y)), scale * prior_weight * np.asarray(prior)])
+    # A row divided by its time has the target 1, so each sample weighs by its relative error.
+    x: NDArray[np.float64] = np.asarray(rows, dtype=np.float64) / y[:, None]
+    old = np.asarray(prior, dtype=np.float64)
+    # What the samples do not tell apart moves together: the prior is first scaled as a whole.
+    predicted = x @ old
+    if (predicted > 0).all():
+        old = old / np.median(predicted)
+    # One more row a coefficient, on its relative change; on its contribution where it was zero.
+    unit = np.where(old > 0, old, 1 / np.maximum(x.mean(axis=0), 1e-12))
+    a = np.vstack([x, np.diag(prior_weight / unit)])
+    b = np.concatenate([np.ones(len(y)), prior_weight * old / unit])
     active = [0, 1, 2]
     solution = np.zeros(3)
     while active:

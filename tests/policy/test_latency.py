@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ecoserve.policy.latency import LatencyFit, LatencyModel, StepSample
+
+CPU = LatencyModel(0.0129, 2.47e-4, 2.2e-7, 0.0123, 3.81e-4, 1.45e-6)
+GUESS = LatencyModel(0.03, 1e-4, 1e-8, 0.03, 1e-4, 1e-7)
+
+
+def samples(
+    model: LatencyModel, kind: str, count: int, seed: int, noise: float = 0.03
+) -> list[StepSample]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        tokens = int(rng.integers(16, 2048)) if kind != "decode" else 0
+        before = int(rng.integers(0, 1024))
+        batch = int(rng.integers(1, 33)) if kind != "prefill" else 0
+        context = batch * int(rng.integers(32, 1500))
+        if kind == "prefill":
+            seconds = model.prefill(tokens, before)
+        elif kind == "decode":
+            seconds = model.decode(batch, context)
+        else:
+            seconds = model.mixed(batch, context, tokens, before)
+        seconds *= 1 + noise * rng.standard_normal()
+        pairs = tokens * (before + tokens / 2)
+        found.append(StepSample(tokens, pairs, batch, context, seconds))
+    return found
+
+
+@given(
+    seconds=st.floats(0, 20),
+    context=st.integers(0, 30_000),
+    batch=st.integers(0, 256),
+    mixing=st.floats(-0.3, 1),
+)
+def test_the_longest_chunk_within_a_time_fits_and_one_more_does_not(
+    seconds: float, context: int, batch: int, mixing: float
+) -> None:
+    model = LatencyModel(0.0129, 2.47e-4, 2.2e-7, 0.0123, 3.81e-4, 1.45e-6, mixing)
+    tokens = model.prefill_tokens_within(seconds, context)
+    assert model.prefill(tokens, context) <= seconds + 1e-9 or tokens == 0
+    assert model.prefill(tokens + 1, context) > seconds - 1e-9
+    tokens = model.mixed_tokens_within(seconds, batch, batch * 500, context)
+    if tokens:
+        assert model.mixed(batch, batch * 500, tokens, context) <= seconds + 1e-9
+    assert model.mixed(batch, batch * 500, tokens + 1, context) > seconds - 1e-9
+
+
+def test_a_chunked_prefill_costs_one_fixed_cost_more_than_a_whole_one() -> None:
+    whole = CPU.prefill(1000)
+    parts = CPU.prefill(400) + CPU.prefill(600, 400)
+    assert parts == pytest.approx(whole + CPU.prefill_fixed)
+
+
+@pytest.mark.parametrize("mixing", [-0.1, 0.0, 0.25])
+def test_the_fit_finds_the_model_that_the_steps_follow(mixing: float) -> None:
+    true = LatencyModel(0.0129, 2.47e-4, 2.2e-7, 0.0123, 3.81e-4, 1.45e-6, mixing)
+    fit = LatencyFit(GUESS)
+    for kind in ("prefill", "decode", "mixed"):
+        for sample in samples(true, kind, 200, seed=len(kind)):
+            fit.observe(sample)
+    for kind in ("prefill", "decode", "mixed"):
+        misses = [abs(fit.predict(s) / s.seconds - 1) for s in samples(true, kind, 300, 9, 0)]
+        assert np.median(misses) < 0.05, kind
+    assert fit.model.mixing == pytest.approx(mixing, abs=0.05)
+    assert 0.01 < fit.model.error < 0.08
+
+
+def test_what_is_not_exercised_keeps_its_figure() -> None:
+    fit = LatencyFit(CPU)
+    for _ in range(256):
+        fit.observe(StepSample(100, 5000, 0, 0, CPU.prefill(100) * 1.5))
+    assert fit.model.decode(8, 4000) == pytest.approx(CPU.decode(8, 4000))
+    assert fit.model.prefill(100) == pytest.approx(1.5 * CPU.prefill(100), rel=0.1)
+    # One length alone says nothing about the split; the whole curve is scaled, not bent away.
+    assert 1.0 < fit.model.prefill(1000) / CPU.prefill(1000) < 2.0
+
+
+def test_a_hiccup_is_left_out_and_a_lasting_change_is_followed() -> None:
+    fit = LatencyFit(CPU)
+    steps = samples(CPU, "decode", 320, seed=3, noise=0.0)
+    for i, s in enumerate(steps):
+        hiccup = 50.0 if i % 16 == 0 else 1.0
+        fit.observe(StepSample(s.tokens, s.pairs, s.batch, s.context, s.seconds * hiccup))
+    assert fit.model.decode(8, 4000) == pytest.approx(CPU.decode(8, 4000), rel=0.02)
+    for s in samples(CPU, "decode", 400, seed=4, noise=0.0):
+        fit.observe(StepSample(s.tokens, s.pairs, s.batch, s.context, s.seconds * 6))
+    assert fit.model.decode(8, 4000) == pytest.approx(6 * CPU.decode(8, 4000), rel=0.1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4096), st.integers(0, 64), st.integers(0, 4096), st.floats(1e-5, 60)
+        ).filter(lambda row: row[0] + row[1] > 0),
+        max_size=120,
+    )
+)
+def test_whatever_is_measured_the_model_stays_a_model(
+    rows: list[tuple[int, int, int, float]],
+) -> None:
+    fit = LatencyFit(CPU, every=8)
+    for tokens, batch, mean, seconds in rows:
+        fit.observe(StepSample(tokens, tokens * tokens / 2, batch, batch * mean, seconds))
+    model = fit.model
+    assert model.prefill(100) > 0
+    assert model.decode(1, 100) > 0
+    assert model.prefill(200) > model.prefill(100)
+    assert 0 <= model.error <= 1
+
+
+@pytest.mark.parametrize("field", ["prefill_fixed", "decode_context", "error"])
+def test_a_negative_figure_is_refused_by_name(field: str) -> None:
+    values = {"prefill_fixed": 0.1, "prefill_token": 1e-4, "prefill_pair": 0.0}
+    values |= {"decode_fixed": 0.01, "decode_sequence": 0.0, "decode_context": 0.0}
+    with pytest.raises(ValueError, match=field):
+        LatencyModel(**(values | {field: -1.0}))
