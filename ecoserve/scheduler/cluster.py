@@ -1,0 +1,473 @@
+"""One cluster: its macro instances, its instances, the calls that wait and those on their way.
+
+Pure of I/O and of the clock: times are the caller's monotonic seconds. Calls are decided through
+``Ticket.decide``; whoever drives this calls ``pump`` at ``next_wakeup``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from ecoserve.policy import balance
+from ecoserve.policy.macro import MacroScheduler, Routed, Shed
+from ecoserve.policy.routing import load
+from ecoserve.policy.state import SLO, MacroView, Request
+from ecoserve.proto.v1 import session_pb2
+from ecoserve.scheduler.config import ClusterSpec
+from ecoserve.scheduler.hello import Hello
+from ecoserve.scheduler.instance import RETURN_S, Instance
+from ecoserve.scheduler.learning import Learnt
+from ecoserve.scheduler.metrics import Metrics
+from ecoserve.scheduler.prefixes import BLOCK_BYTES, FrequentHeads
+from ecoserve.scheduler.requests import InFlight, Picked, Ticket, Turned
+from ecoserve.scheduler.work import TOKEN_BYTES, Work
+
+log = logging.getLogger("ecoserve.scheduler")
+
+# Calls remembered until they end; those forgotten teach nothing, no more.
+MOST_IN_FLIGHT = 65536
+UNAVAILABLE_RETRY_S = 2.0
+
+
+class Cluster:
+    """State of one declared cluster."""
+
+    def __init__(
+        self, spec: ClusterSpec, now: float, metrics: Metrics, *, debug: bool = False
+    ) -> None:
+        self.name = spec.name
+        self.applied_at = now
+        self.learnt = Learnt()
+        self.heads = FrequentHeads()
+        self.instances: dict[str, Instance] = {}
+        self.macros: dict[str, MacroScheduler] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self._reserved: dict[str, str] = {}
+        self._in_flight: OrderedDict[str, InFlight] = OrderedDict()
+        self._homeless: dict[str, Ticket] = {}
+        self._metrics = metrics
+        self._debug = debug
+        self.spec = spec
+        self.members: dict[str, str] = {}
+        self.apply(spec, now)
+
+    # -- membership -----------------------------------------------------------------------------
+
+    def apply(self, spec: ClusterSpec, now: float) -> None:
+        """Puts a declaration in force. Waiting calls keep their places, or find new ones."""
+        kept = {}
+        same = all(
+            getattr(spec, field) == getattr(self.spec, field)
+            for field in ("policy", "policy_settings", "late", "queue_limit", "late_wait_s")
+        )
+        for macro in spec.macro_instances:
+            old = self.macros.get(macro.name)
+            kept[macro.name] = old if old is not None and same else self._queue(spec)
+        for name, macro_scheduler in self.macros.items():
+            if kept.get(name) is not macro_scheduler:
+                self._evict(macro_scheduler)
+        self.macros = kept
+        self.spec = spec
+        self.members = spec.members
+        for name in self.members:
+            self.instances.setdefault(name, Instance(name))
+        for name, instance in list(self.instances.items()):
+            if name not in self.members:
+                instance.refuse("not in any macro instance of its cluster")
+                self._forget_reservations(instance)
+                if not instance.connected:
+                    self._remove(name)
+        self.pump(now)
+
+    @staticmethod
+    def _queue(spec: ClusterSpec) -> MacroScheduler:
+        return MacroScheduler(
+            spec.make_policy(),
+            late=spec.late,
+            queue_limit=spec.queue_limit,
+            late_wait=spec.late_wait_s,
+        )
+
+    def close(self) -> None:
+        """The cluster is no more: what waits is turned away."""
+        for ticket in list(self.tickets.values()):
+            self._turn(ticket, _unavailable("the cluster was removed"))
+        for name in list(self.instances):
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        self.instances.pop(name, None)
+        self._metrics.forget(self.name, name)
+
+    def connect(self, hello: Hello) -> Instance:
+        """A session of an instance began; whether it is a member is not asked here."""
+        instance = self.instances.setdefault(hello.instance, Instance(hello.instance))
+        known = instance.hello is not None and instance.hello.incarnation == hello.incarnation
+        if not known:
+            self._forget_reservations(instance)
+        instance.connect(hello)
+        if hello.instance not in self.members:
+            instance.refuse("not in any macro instance of its cluster")
+        return instance
+
+    def disconnect(self, instance: Instance, now: float) -> None:
+        """The session of an instance broke."""
+        instance.disconnect(now)
+        if instance.name not in self.members:
+            self._remove(instance.name)
+        self.pump(now)
+
+    def _forget_reservations(self, instance: Instance) -> None:
+        for request_id in instance.reservations:
+            self._reserved.pop(request_id, None)
+        instance.release_all()
+
+    @property
+    def models(self) -> set[str]:
+        """The names under which its instances serve."""
+        return {i.hello.model for i in self.instances.values() if i.hello is not None}
+
+    def routable(self, macro: str | None = None) -> list[Instance]:
+        """Instances that may be given work, of one macro instance or of all, in their order."""
+        return [
+            self.instances[name]
+            for name, home in self.members.items()
+            if (macro is None or home == macro) and self.instances[name].routable
+        ]
+
+    # -- reports --------------------------------------------------------------------------------
+
+    def report(self, instance: Instance, message: session_pb2.Report, now: float) -> None:
+        """Takes a worker's report in and gives the instance what it now has room for."""
+        here = [*(p.id for p in message.waiting), *(d.id for d in message.running)]
+        for request_id in message.present:
+            self._seen_at(instance, request_id, now)
+        for request_id in here:
+            self._cover(instance, request_id)
+        expected = instance.expected_output
+        instance.expected_output = {i: expected[i] for i in here if i in expected}
+        for finished in message.finished:
+            self._cover(instance, finished.id)
+            instance.expected_output.pop(finished.id, None)
+            if finished.number > instance.finished_seen:
+                instance.finished_seen = finished.number
+                self._finished(instance, finished)
+        instance.report(message, now, self.learnt.output_tokens)
+        assert instance.hello is not None
+        capacity = instance.hello.limits.kv_tokens * self.learnt.bytes_per_token / BLOCK_BYTES
+        instance.prefixes.capacity = max(int(capacity), 1)
+        if self.debug:
+            for switch in message.switches:
+                log.info("%s: phase %s: %s", instance.name, switch.phase, switch.reason)
+        if self.tickets:
+            self.pump(now)
+
+    def _seen_at(self, instance: Instance, request_id: str, now: float) -> None:
+        owner = self._reserved.get(request_id)
+        if owner is None:
+            return
+        if owner == instance.name:
+            instance.reservations[request_id].seen = now
+            return
+        moved = self.instances[owner].release(request_id)
+        assert moved is not None
+        self._metrics.moved(self.name, self.members.get(instance.name, ""), instance.name)
+        instance.reserve(moved.request, now, moved.output)
+        self._reserved[request_id] = instance.name
+
+    def _cover(self, instance: Instance, request_id: str) -> None:
+        owner = self._reserved.pop(request_id, None)
+        if owner is None:
+            return
+        reservation = self.instances[owner].release(request_id)
+        assert reservation is not None
+        instance.expected_output[request_id] = reservation.output
+        if owner != instance.name:
+            self._metrics.moved(self.name, self.members.get(instance.name, ""), instance.name)
+
+    def _finished(self, instance: Instance, done: session_pb2.Finished) -> None:
+        call = self._in_flight.pop(done.id, None)
+        if call is not None and done.status < 400 and done.prompt_tokens:
+            if not call.token_ids:
+                self.learnt.prompt(call.text_bytes, done.prompt_tokens)
+            if call.instance == instance.name:
+                instance.prefixes.correct(call.matched, done.cached_tokens)
+        if done.generated and done.status < 400 and not done.broken:
+            self.learnt.answer(done.generated, call.sequences if call else 1)
+        self._metrics.finished(self.name, self.members.get(instance.name, ""), instance.name, done)
+
+    def sweep(self, now: float) -> None:
+        """Drops reservations that nobody has heard of for too long; call it now and then."""
+        for instance in self.instances.values():
+            for request_id in instance.expired(now):
+                instance.release(request_id)
+                self._reserved.pop(request_id, None)
+                self._in_flight.pop(request_id, None)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    @property
+    def debug(self) -> bool:
+        return self._debug or self.spec.debug
+
+    def offer(
+        self,
+        request_id: str,
+        work: Work,
+        slo: SLO,
+        now: float,
+        *,
+        patience: float,
+        conversation: bytes = b"",
+        allowed: frozenset[str] | None = None,
+    ) -> Ticket:
+        """A call asks for an instance; see ``Ticket`` for how it is told.
+
+        ``patience`` is how long the gateway lets it wait, seconds. ``allowed`` are addresses to
+        which it is limited.
+        """
+        request, output = self._request(request_id, work, slo, now, allowed)
+        key = conversation or work.conversation
+        ticket = Ticket(request, work, key, now + patience, output)
+        models = self.models
+        if work.model is not None and models and work.model not in models:
+            ticket.outcome = Turned(
+                404,
+                "model_not_found",
+                f"The model `{work.model}` does not exist.",
+                param="model",
+            )
+            return ticket
+        self.tickets[request_id] = ticket
+        self._place(ticket, now)
+        if ticket.macro is not None:
+            self._dispatch(ticket.macro, now)
+        return ticket
+
+    def cancel(self, request_id: str) -> None:
+        """The client went away before its call was answered: nothing of it remains."""
+        ticket = self.tickets.pop(request_id, None)
+        if ticket is not None:
+            self._homeless.pop(request_id, None)
+            if ticket.macro in self.macros:
+                self.macros[ticket.macro].cancel(request_id)
+        owner = self._reserved.pop(request_id, None)
+        if owner is not None:
+            self.instances[owner].release(request_id)
+        self._in_flight.pop(request_id, None)
+
+    def any_address(self, allowed: frozenset[str] | None, now: float) -> Picked | Turned:
+        """Where a call without work (no body) goes: the least loaded instances."""
+        able = sorted(self._eligible(self.routable(), allowed), key=lambda i: i.load)
+        if not able:
+            return self._nobody(allowed)
+        return Picked(able[0].name, _addresses(able[:3]), 0.0, False, "no body")
+
+    def _request(
+        self,
+        request_id: str,
+        work: Work,
+        slo: SLO,
+        now: float,
+        allowed: frozenset[str] | None,
+    ) -> tuple[Request, float]:
+        ratio = self.learnt.bytes_per_token
+        prompt_tokens = max(work.tokens + int(work.text_bytes / ratio), 1)
+        output = self.learnt.output_tokens
+        if work.most_output is not None:
+            output = min(output, float(work.most_output))
+        unit = ratio if work.text_bytes else float(TOKEN_BYTES)
+        held = {}
+        names = None
+        routable = self.routable()
+        for instance in routable:
+            matched = instance.prefixes.held(work.chains) if work.chains else 0
+            if matched:
+                assert instance.hello is not None
+                block = instance.hello.limits.block_tokens
+                tokens = int(matched / unit * instance.prefixes.trust)
+                held[instance.name] = min(tokens - tokens % block, prompt_tokens)
+        if allowed is not None:
+            eligible = self._eligible(routable, allowed)
+            # A hint that excludes nobody costs nothing, and stays right when others join.
+            names = frozenset(instance.name for instance in eligible)
+        request = Request(
+            id=request_id,
+            arrived=now,
+            prompt_tokens=prompt_tokens,
+            output_tokens=int(output * work.sequences),
+            slo=slo,
+            sequences=work.sequences,
+            held=held,
+            allowed=names,
+        )
+        return request, output
+
+    @staticmethod
+    def _eligible(instances: Iterable[Instance], allowed: frozenset[str] | None) -> list[Instance]:
+        return [
+            instance
+            for instance in instances
+            if allowed is None
+            or (instance.hello is not None and str(instance.hello.address) in allowed)
+        ]
+
+    def _nobody(self, allowed: frozenset[str] | None) -> Turned:
+        if allowed is not None:
+            return _unavailable("none of the endpoints that the gateway allows can take requests")
+        return _unavailable("no worker can take requests now")
+
+    def _place(self, ticket: Ticket, now: float) -> None:
+        """Puts a call into the queue of a macro instance, or turns it away, or holds it if an
+        instance may be back at any moment."""
+        groups = []
+        permitted = ticket.request.allowed
+        for macro in self.macros:
+            able = self.routable(macro)
+            size = sum(permitted is None or i.name in permitted for i in able)
+            groups.append(balance.Group(macro, size, sum(i.load for i in able) + self.depth(macro)))
+        chosen = balance.choose(ticket.key, groups)
+        if chosen is not None:
+            ticket.macro = chosen
+            self._homeless.pop(ticket.request.id, None)
+            self.macros[chosen].offer(ticket.request)
+            return
+        may_return = permitted is None and (
+            any(self.instances[name].returning(now) for name in self.members)
+            or now - self.applied_at <= RETURN_S
+        )
+        if may_return and now < ticket.serve_by:
+            ticket.macro = None
+            self._homeless[ticket.request.id] = ticket
+        else:
+            self._turn(ticket, self._nobody(permitted))
+
+    def depth(self, macro: str) -> int:
+        """Calls in the queue of a macro instance."""
+        return len(self.macros[macro])
+
+    def _evict(self, queue: MacroScheduler) -> None:
+        for request in (*queue.waiting, *queue.late):
+            queue.cancel(request.id)
+            ticket = self.tickets[request.id]
+            ticket.macro = None
+            self._homeless[request.id] = ticket
+
+    def pump(self, now: float) -> None:
+        """Decides whatever can be decided now."""
+        for name, queue in self.macros.items():
+            if len(queue) and not self.routable(name):
+                self._evict(queue)
+        for ticket in list(self._homeless.values()):
+            self._place(ticket, now)
+        for name, queue in self.macros.items():
+            if len(queue):
+                self._dispatch(name, now)
+        for ticket in list(self.tickets.values()):
+            if now >= ticket.serve_by:
+                self._serve_anyway(ticket, now)
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When to ``pump`` again if nothing happens before; None: no need."""
+        if not self.tickets:
+            return None
+        times = [now + 0.1] if self._homeless else []
+        for queue in self.macros.values():
+            wakeup = queue.next_wakeup(now)
+            if wakeup is not None:
+                times.append(wakeup)
+        return min(times, default=None)
+
+    def _dispatch(self, macro: str, now: float) -> None:
+        queue = self.macros[macro]
+        view = MacroView(now, tuple(instance.view(now) for instance in self.routable(macro)))
+        for decision in queue.dispatch(view):
+            ticket = self.tickets[decision.request.id]
+            if isinstance(decision, Shed):
+                self._shed(ticket, decision)
+            else:
+                self._route(ticket, decision, now)
+
+    def _serve_anyway(self, ticket: Ticket, now: float) -> None:
+        request = ticket.request
+        if ticket.macro is not None:
+            self.macros[ticket.macro].cancel(request.id)
+        able = [
+            instance
+            for instance in self.routable()
+            if request.allowed is None or instance.name in request.allowed
+        ]
+        if not able:
+            self._turn(ticket, self._nobody(request.allowed))
+            return
+        able.sort(key=lambda instance: load(instance.view(now)))
+        reason = "late, and the gateway waits no longer"
+        names = tuple(instance.name for instance in able)
+        self._route(ticket, Routed(request, names[0], names[1:3], True, reason), now)
+
+    def _route(self, ticket: Ticket, routed: Routed, now: float) -> None:
+        request, work = ticket.request, ticket.work
+        instance = self.instances[routed.instance]
+        instance.reserve(request, now, ticket.output)
+        self._reserved[request.id] = instance.name
+        trust = instance.prefixes.trust
+        held = request.held.get(instance.name, 0)
+        self._in_flight[request.id] = InFlight(
+            instance=instance.name,
+            text_bytes=work.text_bytes,
+            token_ids=work.tokens,
+            sequences=request.sequences,
+            matched=held / trust if trust > 0 else 0.0,
+        )
+        if len(self._in_flight) > MOST_IN_FLIGHT:
+            self._in_flight.popitem(last=False)
+        instance.prefixes.add(work.chains)
+        if work.head is not None and not self.heads.seen(work.head.key):
+            model = instance.hello.model if instance.hello is not None else ""
+            self.heads.add(work.head.key, work.head.path, work.head.body(model))
+        ways = [instance, *(self.instances[name] for name in routed.fallbacks)]
+        waited = now - request.arrived
+        self.tickets.pop(request.id, None)
+        self._metrics.routed(
+            self.name,
+            self.members.get(instance.name, ""),
+            instance.name,
+            waited=waited,
+            late=routed.late,
+            held=held,
+            prompt=request.prompt_tokens,
+        )
+        if self.debug:
+            log.info(
+                "%s -> %s after %.3f s: %s (about %d prompt tokens, %d of them held)",
+                request.id,
+                instance.name,
+                waited,
+                routed.reason,
+                request.prompt_tokens,
+                held,
+            )
+        ticket.decide(Picked(instance.name, _addresses(ways), waited, routed.late, routed.reason))
+
+    def _shed(self, ticket: Ticket, shed: Shed) -> None:
+        self._metrics.shed(self.name, ticket.macro or "")
+        message = f"The service is overloaded: {shed.reason}. Try again later."
+        self._turn(ticket, Turned(429, "rate_limit_exceeded", message, shed.retry_after))
+
+    def _turn(self, ticket: Ticket, turned: Turned) -> None:
+        request_id = ticket.request.id
+        self.tickets.pop(request_id, None)
+        self._homeless.pop(request_id, None)
+        if self.debug:
+            log.info("%s turned away with %d: %s", request_id, turned.status, turned.message)
+        ticket.decide(turned)
+
+
+def _addresses(instances: Iterable[Instance]) -> tuple[str, ...]:
+    return tuple(str(i.hello.address) for i in instances if i.hello is not None)
+
+
+def _unavailable(why: str) -> Turned:
+    return Turned(503, "service_unavailable", f"{why[0].upper()}{why[1:]}.", UNAVAILABLE_RETRY_S)

@@ -1,0 +1,304 @@
+"""The endpoint picker: Envoy asks for each call where it goes.
+
+The cluster of a call is the gRPC metadata ``x-ecoserve-cluster`` of the gateway's stream, or the
+only cluster there is. How long a call may wait is the metadata ``x-ecoserve-max-wait`` (seconds,
+the filter's ``max_message_timeout``), or ``MAX_WAIT_S``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from typing import Any
+
+import grpc
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+
+from ecoserve import headers
+from ecoserve.policy.state import SLO
+from ecoserve.scheduler import extproc, work
+from ecoserve.scheduler.cluster import Cluster
+from ecoserve.scheduler.instance import RETURN_S
+from ecoserve.scheduler.requests import Outcome, Picked, Turned
+from ecoserve.scheduler.store import Store
+
+CLUSTER_METADATA = "x-ecoserve-cluster"
+MAX_WAIT_METADATA = "x-ecoserve-max-wait"
+MAX_WAIT_S = 60.0
+MOST_BODY_BYTES = 32 * 1024 * 1024
+
+_BUFFERED = processing_mode_pb2.ProcessingMode.BUFFERED
+_FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+
+Context = Any  # grpc.aio.ServicerContext; its stubs miss read() and write()
+
+
+class ClientGone(Exception):
+    """The gateway ended the stream before it had its answer."""
+
+
+class BadHeader(ValueError):
+    """A header of the client that cannot be used; the message names it."""
+
+
+class _Stream:
+    """One call's messages. While an answer is waited for, the next message is read already, since
+    its end is how one learns that the client went away."""
+
+    def __init__(self, context: Context, store: Store) -> None:
+        self._context = context
+        self._store = store
+        self._next: asyncio.Task[Any] | None = None
+        self._extended = False
+        self.first: Any = None
+        self.buffered = True
+        self.message_counts = False
+        metadata = dict(context.invocation_metadata() or ())
+        self.cluster_name = metadata.get(CLUSTER_METADATA)
+        self.max_wait = _seconds(metadata.get(MAX_WAIT_METADATA), MAX_WAIT_METADATA) or MAX_WAIT_S
+
+    async def read(self) -> Any | None:
+        if self._next is not None:
+            message = await self._next
+            self._next = None
+        else:
+            message = await self._context.read()
+        return None if message is grpc.aio.EOF else message
+
+    async def write(self, message: Any) -> None:
+        await self._context.write(message)
+
+    async def wait(self, future: asyncio.Future[None], seconds: float | None = None) -> None:
+        """Waits for ``future``, at most so long. ClientGone if the stream ends before."""
+        if self.buffered and not self._extended:
+            self._extended = True
+            await self.write(extproc.more_time(self.max_wait))
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._context.read())
+        await asyncio.wait(
+            {future, self._next}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not future.done() and self._next.done() and self._next.result() is grpc.aio.EOF:
+            raise ClientGone
+        if not future.done() and self._next.done():
+            # Trailers, or what a gateway sends ahead; it is answered in its turn.
+            await asyncio.wait({future}, timeout=seconds)
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+
+
+class Picker(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+    """Serves ``envoy.service.ext_proc.v3.ExternalProcessor``."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def Process(self, _requests: Any, context: Context) -> None:
+        try:
+            stream = _Stream(context, self._store)
+        except BadHeader as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            await self._serve(stream)
+        except ClientGone:
+            return
+        finally:
+            stream.close()
+
+    async def _serve(self, stream: _Stream) -> None:
+        message = await stream.read()
+        if message is None:
+            return
+        if not message.HasField("request_headers"):
+            await self._pass_on(stream, message, streamed=False)
+            return
+        mode = message.protocol_config.request_body_mode
+        stream.buffered = mode != _FULL_DUPLEX
+        has_body = not message.request_headers.end_of_stream
+        call = _Call(self._store, stream, message)
+        if not has_body or mode not in (_BUFFERED, _FULL_DUPLEX):
+            await self._answer(stream, call, b"", headers_only=True)
+            await self._pass_on(stream, None, streamed=mode == _FULL_DUPLEX)
+        elif mode == _BUFFERED:
+            await stream.write(extproc.go_on())
+            body = await stream.read()
+            if body is not None and body.HasField("request_body"):
+                await self._answer(stream, call, body.request_body.body)
+        else:
+            await self._full_duplex(stream, call)
+
+    async def _full_duplex(self, stream: _Stream, call: _Call) -> None:
+        pieces = []
+        size = 0
+        trailers = None
+        while True:
+            message = await stream.read()
+            if message is None:
+                return
+            if not message.HasField("request_body"):
+                # Trailers end a body too.
+                trailers = message
+                break
+            pieces.append(message.request_body.body)
+            size += len(message.request_body.body)
+            if size > MOST_BODY_BYTES:
+                await stream.write(extproc.turned_away(_too_large()))
+                return
+            if message.request_body.end_of_stream:
+                break
+        body = b"".join(pieces)
+        if not await self._answer(stream, call, body, headers_only=False, end=trailers is None):
+            return
+        await self._pass_on(stream, trailers, streamed=True)
+
+    async def _pass_on(self, stream: _Stream, message: Any | None, *, streamed: bool) -> None:
+        """Answers what a gateway sends beyond what concerns us, until it ends the stream."""
+        if message is None:
+            message = await stream.read()
+        while message is not None:
+            answer = extproc.passed_on(message, streamed=streamed)
+            if answer is not None:
+                await stream.write(answer)
+            message = await stream.read()
+
+    async def _answer(
+        self,
+        stream: _Stream,
+        call: _Call,
+        body: bytes,
+        *,
+        headers_only: bool = False,
+        end: bool = True,
+    ) -> bool:
+        """Decides a call and says so; False if it was turned away."""
+        try:
+            outcome = await call.decide(body, with_work=not headers_only)
+            if isinstance(outcome, Turned):
+                await stream.write(extproc.turned_away(outcome))
+                return False
+            values = call.headers_for(outcome)
+            if headers_only:
+                await stream.write(extproc.routed_headers(values))
+            elif stream.buffered:
+                await stream.write(extproc.routed_body(values))
+            else:
+                await stream.write(extproc.routed_headers(values))
+                for chunk in extproc.request_chunks(body, end):
+                    await stream.write(chunk)
+        except BaseException:
+            call.abandon()
+            raise
+        return True
+
+
+class _Call:
+    """One call: what it says of itself, and what is decided of it."""
+
+    def __init__(self, store: Store, stream: _Stream, message: Any) -> None:
+        self._store = store
+        self._stream = stream
+        self._headers = extproc.request_headers(message)
+        self._subset = extproc.subset(message)
+        self.id = f"eco-{secrets.token_hex(8)}"
+        self._arrived = store.clock()
+        self._cluster: Cluster | None = None
+        self._slo: SLO | None = None
+
+    async def decide(self, body: bytes, *, with_work: bool) -> Outcome:
+        begun = time.perf_counter()
+        if len(body) > MOST_BODY_BYTES:
+            return _too_large()
+        cluster = await self._find_cluster()
+        if isinstance(cluster, Turned):
+            return cluster
+        self._cluster = cluster
+        spec = cluster.spec
+        try:
+            ttft = _seconds(self._headers.get(headers.TTFT_SLO), headers.TTFT_SLO)
+            tpot = _seconds(self._headers.get(headers.TPOT_SLO), headers.TPOT_SLO)
+        except BadHeader as error:
+            return Turned(400, "invalid_header", str(error))
+        if spec.slo is None:
+            return Turned(503, "service_unavailable", "No worker can take requests yet.", 2.0)
+        slo = self._slo = SLO(ttft or spec.slo.ttft_s, tpot or spec.slo.tpot_s)
+        if not with_work:
+            return cluster.any_address(self._subset, self._store.clock())
+        ticket = cluster.offer(
+            self.id,
+            work.read(self._headers.get(":path", "").partition("?")[0], body),
+            slo,
+            self._arrived,
+            patience=max(self._stream.max_wait * 0.95 - 0.1, 0.0),
+            conversation=self._headers.get(headers.CONVERSATION, "").encode(),
+            allowed=self._subset,
+        )
+        self._store.metrics.picked(cluster.name, time.perf_counter() - begun)
+        if ticket.outcome is None:
+            future = asyncio.get_running_loop().create_future()
+            ticket.decided = lambda: future.done() or future.set_result(None)
+            self._store.wake()
+            await self._stream.wait(future)
+        assert ticket.outcome is not None
+        return ticket.outcome
+
+    async def _find_cluster(self) -> Cluster | Turned:
+        """The call's cluster; one that may yet be declared, after a start, is waited for."""
+        cluster = self._lookup()
+        while cluster is None:
+            left = self._store.started_at + RETURN_S - self._store.clock()
+            if left <= 0:
+                name = self._stream.cluster_name
+                what = f"cluster {name} is not known" if name else "no cluster was named"
+                return Turned(503, "service_unavailable", f"The service is not ready: {what}.", 2.0)
+            future = asyncio.get_running_loop().create_future()
+            stop = self._store.listen(lambda: future.done() or future.set_result(None))
+            try:
+                await self._stream.wait(future, left)
+            finally:
+                stop()
+            cluster = self._lookup()
+        return cluster
+
+    def _lookup(self) -> Cluster | None:
+        clusters = self._store.clusters
+        if self._stream.cluster_name is not None:
+            return clusters.get(self._stream.cluster_name)
+        return next(iter(clusters.values())) if len(clusters) == 1 else None
+
+    def headers_for(self, picked: Picked) -> dict[str, str]:
+        """The headers that the worker is to see."""
+        assert self._slo is not None
+        return {
+            headers.DESTINATION: ",".join(picked.addresses),
+            headers.REQUEST_ID: self.id,
+            headers.WAITED: f"{picked.waited:.6f}",
+            headers.TTFT_SLO: f"{self._slo.ttft:.9g}",
+            headers.TPOT_SLO: f"{self._slo.tpot:.9g}",
+        }
+
+    def abandon(self) -> None:
+        """The client went away before it had its answer: nothing stays reserved."""
+        if self._cluster is not None:
+            self._cluster.cancel(self.id)
+
+
+def _seconds(text: str | None, name: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise BadHeader(f"{name} must be a positive number of seconds, not {text[:64]!r}")
+    return value
+
+
+def _too_large() -> Turned:
+    limit = MOST_BODY_BYTES // 2**20
+    return Turned(413, "request_too_large", f"The request body is larger than {limit} MiB.")
