@@ -9,6 +9,8 @@ is given is aged, with everything routed since the last report laid over it.
 
 from __future__ import annotations
 
+import math
+
 from ecoserve.policy.base import ADMITTED, Verdict
 from ecoserve.policy.state import InstanceView, Request
 
@@ -78,28 +80,33 @@ def decode_share(instance: InstanceView, tpot: float) -> float:
     return instance.latency.decode(decodes.count, decodes.context) / min(decodes.tpot, tpot)
 
 
-def sustained(request: Request, instance: InstanceView, now: float) -> Verdict:
+def sustained(request: Request, instance: InstanceView, now: float, window: float) -> Verdict:
     """The check for engines that pace their prefills by the slack of their decodes.
 
     Such an engine never spends on prompts what its decodes need, so TPOT is safe as long as decode
     alone keeps pace with the request added. Prefill gets the slack saved up so far and the share
-    of time that decode leaves: t seconds from now, slack + t (1 - decode share). TTFT is checked
-    against that.
+    of time that decode leaves: t seconds from now, slack + t (1 - decode share), in windows of
+    ``window`` seconds that each pay a step's fixed cost and wait for a decode step to end. TTFT is
+    checked against that.
     """
     room = fits(request, instance)
     if not room.admitted:
         return room
-    decodes = instance.decodes
+    decodes, latency = instance.decodes, instance.latency
     tpot = min(decodes.tpot, request.slo.tpot)
-    grown = instance.latency.decode(
+    grown = latency.decode(
         decodes.count + request.sequences, decodes.context + request.prompt_tokens
     )
     if decodes.count and grown > tpot:
         return Verdict(False, "tpot")
     work = instance.backlog + instance.prefill_seconds(request)
-    saved = min(max(decodes.least_slack, 0.0), work)
-    spare = max(1 - decode_share(instance, request.slo.tpot), 1e-3)
-    wait = instance.residue + (saved + (work - saved) / spare) / instance.weight
-    if now + wait > request.deadline:
+    wait = work
+    if decodes.count:
+        saved = min(max(decodes.least_slack, 0.0), work)
+        windows = math.ceil((work - saved) / window)
+        spare = max(1 - decode_share(instance, tpot), 1e-3)
+        paced = (work - saved + windows * latency.prefill_fixed) / spare
+        wait = saved + paced + window + latency.decode(decodes.count, decodes.context)
+    if now + instance.residue + wait / instance.weight > request.deadline:
         return Verdict(False, "ttft")
     return ADMITTED

@@ -56,7 +56,7 @@ class Paced:
 
     def check(self, request: Request, instance: InstanceView, now: float) -> Verdict:
         """TTFT at the pace that the decodes leave, decode pace, KV memory."""
-        return sustained(request, instance, now)
+        return sustained(request, instance, now, self.worth)
 
     def order(self, request: Request, view: MacroView) -> Iterable[InstanceView]:
         """Held prefix, then the lightest: no phases to roll where steps are mixed."""

@@ -41,7 +41,7 @@ class Window:
     name: ClassVar[str] = "window"
 
     def __post_init__(self) -> None:
-        at_least(self, "worth", 0.0)
+        at_least(self, "worth", 0.01)
         at_least(self, "longest", self.worth)
         at_least(self, "guard", 0.0)
         at_least(self, "chunk", 1)
@@ -76,7 +76,7 @@ class Window:
 
     def check(self, request: Request, instance: InstanceView, now: float) -> Verdict:
         """TTFT at the pace that the decodes leave, decode pace, KV memory."""
-        return sustained(request, instance, now)
+        return sustained(request, instance, now, self.worth)
 
     def order(self, request: Request, view: MacroView) -> Iterable[InstanceView]:
         """Held prefix, then last-used, next, lightest (F7)."""

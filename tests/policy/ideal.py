@@ -131,9 +131,7 @@ class IdealEngine:
             work += self.latency.prefill_work(chunk, s.computed)
             budget -= chunk
         self.blocked = plan.kind == "prefill" and not chunks
-        decode = self.latency.decode(
-            len(decoding), sum(s.prompt + s.generated for s in decoding)
-        )
+        decode = self.latency.decode(len(decoding), sum(s.prompt + s.generated for s in decoding))
         if chunks and decoding:
             self.now += (1 + self.latency.mixing) * (decode + work)
         elif chunks:
