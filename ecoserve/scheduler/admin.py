@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
@@ -13,7 +13,7 @@ from ecoserve.scheduler.instance import Instance
 from ecoserve.scheduler.sessions import SessionService
 from ecoserve.scheduler.store import Store
 
-Context = grpc.aio.ServicerContext  # type: ignore[type-arg]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):

@@ -11,6 +11,7 @@ import asyncio
 import math
 import secrets
 import time
+from functools import partial
 from typing import Any
 
 import grpc
@@ -33,6 +34,8 @@ MOST_BODY_BYTES = 32 * 1024 * 1024
 _BUFFERED = processing_mode_pb2.ProcessingMode.BUFFERED
 _FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
 
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
 Context = Any  # grpc.aio.ServicerContext; its stubs miss read() and write()
 
 
@@ -48,14 +51,11 @@ class _Stream:
     """One call's messages. While an answer is waited for, the next message is read already, since
     its end is how one learns that the client went away."""
 
-    def __init__(self, context: Context, store: Store) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._store = store
         self._next: asyncio.Task[Any] | None = None
         self._extended = False
-        self.first: Any = None
         self.buffered = True
-        self.message_counts = False
         metadata = dict(context.invocation_metadata() or ())
         self.cluster_name = metadata.get(CLUSTER_METADATA)
         self.max_wait = _seconds(metadata.get(MAX_WAIT_METADATA), MAX_WAIT_METADATA) or MAX_WAIT_S
@@ -66,7 +66,7 @@ class _Stream:
             self._next = None
         else:
             message = await self._context.read()
-        return None if message is grpc.aio.EOF else message
+        return None if message is _EOF else message
 
     async def write(self, message: Any) -> None:
         await self._context.write(message)
@@ -81,7 +81,7 @@ class _Stream:
         await asyncio.wait(
             {future, self._next}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
         )
-        if not future.done() and self._next.done() and self._next.result() is grpc.aio.EOF:
+        if not future.done() and self._next.done() and self._next.result() is _EOF:
             raise ClientGone
         if not future.done() and self._next.done():
             # Trailers, or what a gateway sends ahead; it is answered in its turn.
@@ -100,7 +100,7 @@ class Picker(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ig
 
     async def Process(self, _requests: Any, context: Context) -> None:
         try:
-            stream = _Stream(context, self._store)
+            stream = _Stream(context)
         except BadHeader as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
@@ -239,8 +239,8 @@ class _Call:
         )
         self._store.metrics.picked(cluster.name, time.perf_counter() - begun)
         if ticket.outcome is None:
-            future = asyncio.get_running_loop().create_future()
-            ticket.decided = lambda: future.done() or future.set_result(None)
+            future = _future()
+            ticket.decided = partial(_set, future)
             self._store.wake()
             await self._stream.wait(future)
         assert ticket.outcome is not None
@@ -255,8 +255,8 @@ class _Call:
                 name = self._stream.cluster_name
                 what = f"cluster {name} is not known" if name else "no cluster was named"
                 return Turned(503, "service_unavailable", f"The service is not ready: {what}.", 2.0)
-            future = asyncio.get_running_loop().create_future()
-            stop = self._store.listen(lambda: future.done() or future.set_result(None))
+            future = _future()
+            stop = self._store.listen(partial(_set, future))
             try:
                 await self._stream.wait(future, left)
             finally:
@@ -285,6 +285,15 @@ class _Call:
         """The client went away before it had its answer: nothing stays reserved."""
         if self._cluster is not None:
             self._cluster.cancel(self.id)
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _seconds(text: str | None, name: str) -> float | None:

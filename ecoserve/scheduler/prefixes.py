@@ -132,7 +132,7 @@ class FrequentHeads:
         self, number: int = 8, total_bytes: int = 262144, at_least: float = 3.0
     ) -> list[tuple[str, bytes]]:
         """Path and body of the heads to warm with, most frequent first."""
-        chosen = []
+        chosen: list[tuple[str, bytes]] = []
         for head in sorted(self._heads.values(), key=lambda h: -h.count):
             if head.count < at_least or len(chosen) >= number:
                 break

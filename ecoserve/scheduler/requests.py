@@ -39,12 +39,12 @@ class Ticket:
     """A call that has been offered; ``outcome`` is set once, and then ``decided`` is called.
 
     ``serve_by`` is when the gateway's patience ends. ``macro`` is the macro instance whose queue
-    it is in, None while it is in none.
+    it is in, None while it is in none. ``key`` names its conversation.
     """
 
     request: Request
     work: Work
-    path: str
+    key: bytes
     serve_by: float
     output: float  # expected tokens a sequence
     macro: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -71,7 +72,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
     async def Connect(
         self,
         request_iterator: AsyncIterator[session_pb2.WorkerMessage],
-        context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[session_pb2.SchedulerMessage]:
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("hello"):

@@ -1,0 +1,49 @@
+"""``python -m ecoserve.scheduler``: runs the scheduler until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+
+import uvloop
+
+from ecoserve.scheduler.server import CannotListen, Server
+
+
+async def _run(args: argparse.Namespace) -> None:
+    server = Server(grpc_address=args.grpc, http_address=args.http, debug=args.debug_mode)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await server.start()
+    log = logging.getLogger("ecoserve.scheduler")
+    log.info("gRPC on %s, HTTP on %s", args.grpc, args.http)
+    await stop.wait()
+    await server.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="ecoserve.scheduler", description=__doc__)
+    parser.add_argument("--grpc", default="127.0.0.1:9002", metavar="HOST:PORT")
+    parser.add_argument("--http", default="127.0.0.1:9003", metavar="HOST:PORT")
+    parser.add_argument(
+        "--debug_mode", action="store_true", help="log every pick and every phase switch"
+    )
+    args = parser.parse_args()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    try:
+        uvloop.run(_run(args))
+    except CannotListen as error:
+        print(f"ecoserve.scheduler: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
