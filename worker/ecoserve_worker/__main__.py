@@ -1,0 +1,47 @@
+"""``python -m ecoserve_worker``: one instance of a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+# Before numpy is imported: its BLAS would start threads, and the engine's process is forked.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# One process serves, so vLLM's metrics need no files; with this set ours would not show.
+os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+
+
+def main() -> int:
+    """Runs the worker; returns its exit status."""
+    from ecoserve_worker.options import parse
+
+    options = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        import uvloop
+
+        from ecoserve_worker.engine import StartError, parse_engine_arguments
+        from ecoserve_worker.server import bind, serve
+        from ecoserve_worker.vllm_plugin import register
+
+        register()
+        try:
+            args = parse_engine_arguments(options)
+            with bind(options) as sock:
+                status: int = uvloop.run(serve(options, args, sock))
+                return status
+        except StartError as error:
+            print(f"ecoserve-worker: {error}", file=sys.stderr, flush=True)
+            return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

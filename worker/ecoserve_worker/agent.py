@@ -1,0 +1,236 @@
+"""The worker's side of the session with the scheduler.
+
+One bidirectional gRPC stream: reports up (on each change, coalesced, at least one a second),
+commands down. A lost stream is opened anew, with backoff and the same incarnation, for as long as
+the worker lives; what ended meanwhile is kept until it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+
+from ecoserve.proto.v1 import session_pb2 as pb
+from ecoserve.proto.v1.session_pb2_grpc import SessionStub
+from ecoserve_worker.ledger import Ledger, Outcome
+
+logger = logging.getLogger(__name__)
+
+_REPORT_INTERVAL = 0.05  # at most 20 a second
+_REPORT_AT_LEAST = 1.0
+_BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 2.0
+_RECONNECT = (("initial", 100), ("min", 100), ("max", 1000))
+
+Handler = Callable[[pb.Command], Awaitable[None]]
+
+
+class Agent:
+    """Keeps the session. ``execute`` carries out a command and raises what goes wrong.
+
+    ``hello`` is sent first on each stream; its latency and drain state are kept current.
+    """
+
+    def __init__(self, target: str, hello: pb.Hello, ledger: Ledger, execute: Handler) -> None:
+        self._target = target
+        self._hello = hello
+        self._ledger = ledger
+        self._execute = execute
+        self._reports = 0
+        self._sent_finished = 0
+        self._sent_latency: tuple[float, ...] | None = None
+        self._done: list[pb.CommandDone] = []
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Keeps a session up until cancelled."""
+        backoff = _BACKOFF_FIRST
+        options = [(f"grpc.{kind}_reconnect_backoff_ms", ms) for kind, ms in _RECONNECT]
+        async with grpc.aio.insecure_channel(self._target, options=options) as channel:
+            while True:
+                began = time.monotonic()
+                try:
+                    await self._session(SessionStub(channel))
+                    logger.warning("the scheduler ended the session")
+                except grpc.aio.AioRpcError as error:
+                    logger.warning("no session with %s: %s", self._target, error.details())
+                if time.monotonic() - began > 5:
+                    backoff = _BACKOFF_FIRST
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                backoff = min(_BACKOFF_MOST, backoff * 2)
+
+    async def _session(self, stub: SessionStub) -> None:
+        stream = stub.Connect()
+        try:
+            hello = pb.Hello()
+            hello.CopyFrom(self._hello)
+            hello.draining = self._ledger.draining
+            if self._ledger.latency is not None:
+                hello.latency.CopyFrom(_latency(self._ledger.latency))
+            await stream.write(pb.WorkerMessage(hello=hello))
+            # On a new stream the scheduler knows nothing of what was sent on the last one.
+            self._sent_finished = 0
+            self._sent_latency = self._ledger.latency
+            async with asyncio.TaskGroup() as tasks:
+                sending = tasks.create_task(self._send(stream))
+                async for message in _messages(stream):
+                    self._take(message)
+                sending.cancel()
+        except* grpc.aio.AioRpcError as group:
+            raise group.exceptions[0] from None
+        finally:
+            stream.cancel()
+
+    async def _send(self, stream: grpc.aio.StreamStreamCall) -> None:
+        ledger = self._ledger
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REPORT_AT_LEAST):
+                    await ledger.changed.wait()
+            ledger.changed.clear()
+            ledger.settle()
+            done, self._done = self._done, []
+            for message in done:
+                await stream.write(pb.WorkerMessage(done=message))
+            await stream.write(pb.WorkerMessage(report=self._report()))
+            await asyncio.sleep(_REPORT_INTERVAL)
+
+    def _take(self, message: pb.SchedulerMessage) -> None:
+        ledger = self._ledger
+        kind = message.WhichOneof("message")
+        if kind == "ack":
+            ledger.acknowledged(message.ack.finished)
+        elif kind == "refused":
+            logger.info("not accepted: %s", message.refused.reason)
+            if not ledger.accepted:
+                ledger.starting = message.refused.reason
+        elif kind == "accepted":
+            configure = pb.Command(configure=message.accepted.configure)
+            self._start(self._accept(configure, message.accepted.HasField("configure")))
+        elif kind == "command":
+            self._start(self._carry_out(message.command))
+
+    async def _accept(self, configure: pb.Command, has_configure: bool) -> None:
+        if has_configure:
+            await self._execute(configure)
+        if not self._ledger.accepted:
+            logger.info("accepted by the scheduler")
+        self._ledger.accepted = True
+        self._ledger.changed.set()
+
+    async def _carry_out(self, command: pb.Command) -> None:
+        done = pb.CommandDone(number=command.number)
+        try:
+            await self._execute(command)
+        except Exception as error:
+            logger.warning("command %s failed: %s", command.WhichOneof("command"), error)
+            done.error = str(error) or type(error).__name__
+        self._done.append(done)
+        self._ledger.changed.set()
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("the scheduler's settings were refused: %s", task.exception())
+
+    # --- reports
+
+    def _report(self) -> pb.Report:
+        ledger = self._ledger
+        self._reports += 1
+        report = pb.Report(
+            number=self._reports,
+            present=ledger.present,
+            draining=ledger.draining,
+            engine_dead=ledger.engine_dead(),
+        )
+        now = time.monotonic()
+        state = ledger.state
+        if state is None:
+            report.phase = "prefill"
+        else:
+            age = max(0.0, now - state.at)
+            report.phase = state.phase
+            report.since_switch_s = state.since_switch + age
+            for prompt in state.waiting:
+                report.waiting.add(
+                    id=prompt.id,
+                    tokens=prompt.tokens,
+                    context=prompt.context,
+                    age_s=prompt.age + age,
+                    since_switch=prompt.since_switch,
+                )
+            for decode in state.running:
+                report.running.add(
+                    id=decode.id,
+                    context=decode.context,
+                    generated=decode.generated,
+                    slack_s=decode.slack - age,
+                    tpot_s=decode.tpot,
+                    since_switch=decode.since_switch,
+                )
+            report.kv_free_tokens = state.free_kv
+            report.use = state.use
+            report.busy = state.busy
+            if state.step_kind:
+                report.step.kind = state.step_kind
+                report.step.estimated_s = state.step_estimate
+                report.step.elapsed_s = age
+            report.batch_limit = state.batch_limit
+            report.steps_prefill = state.steps_prefill
+            report.steps_decode = state.steps_decode
+            report.steps_mixed = state.steps_mixed
+            report.cached_prompt_tokens = state.cached_prompt_tokens
+            report.prompt_tokens = state.prompt_tokens
+            report.generated_tokens = state.generated_tokens
+            report.preemptions = state.preemptions
+        if ledger.latency is not None and ledger.latency != self._sent_latency:
+            report.latency.CopyFrom(_latency(ledger.latency))
+            self._sent_latency = ledger.latency
+        for outcome in ledger.finished:
+            if outcome.number > self._sent_finished:
+                report.finished.append(_finished(outcome))
+                self._sent_finished = outcome.number
+        while ledger.switches:
+            switch = ledger.switches.popleft()
+            report.switches.add(phase=switch.phase, age_s=now - switch.at, reason=switch.reason)
+        return report
+
+
+async def _messages(stream: grpc.aio.StreamStreamCall) -> AsyncIterator[pb.SchedulerMessage]:
+    while True:
+        message = await stream.read()
+        if message is grpc.aio.EOF:
+            return
+        yield message
+
+
+def _latency(fields: tuple[float, ...]) -> pb.Latency:
+    names = [field.name for field in pb.Latency.DESCRIPTOR.fields]
+    return pb.Latency(**dict(zip(names, fields, strict=True)))
+
+
+def _finished(outcome: Outcome) -> pb.Finished:
+    return pb.Finished(
+        number=outcome.number,
+        id=outcome.id,
+        status=outcome.status,
+        prompt_tokens=outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        generated=outcome.generated,
+        ttft_s=outcome.ttft,
+        tpot_s=outcome.tpot,
+        ttft_slo_s=outcome.slo.ttft,
+        tpot_slo_s=outcome.slo.tpot,
+        broken=outcome.broken,
+    )
