@@ -1,0 +1,237 @@
+"""Starts processes, restarts those that die, and stops them all without leaving anything behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ecoserve.local import guard
+
+# A process that has lived so long has recovered: its next death starts again at the first backoff.
+_STABLE = 60.0
+# What a process prints for the user among whatever its libraries log.
+_REASON_PREFIXES = ("ecoserve-worker: ", "ecoserve-scheduler: ")
+
+
+class ProcessError(RuntimeError):
+    """A process ended that must not, or died too often; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A process to keep running. ``env`` is added to the launcher's own environment."""
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """When to restart and when to give up; seconds. ``deaths`` within ``within`` are the end."""
+
+    backoff: float = 0.5
+    backoff_most: float = 10.0
+    deaths: int = 5
+    within: float = 120.0
+
+
+@dataclass(slots=True)
+class _Child:
+    spec: Spec
+    process: asyncio.subprocess.Process
+    log_start: int
+    task: asyncio.Task[None] | None = None
+    stopping: bool = False
+
+
+class Supervisor:
+    """Keeps processes running, each in a session and process group of its own.
+
+    Until ``settle`` is called the death of any is an end to all: what cannot start once will not
+    start the fifth time either. After it the dead are restarted with exponential backoff. The end,
+    in both cases, is told by ``failed``. Use as an async context manager: leaving it kills whatever
+    is left.
+    """
+
+    def __init__(
+        self,
+        restarts: Restarts | None = None,
+        on_event: Callable[[str], None] = lambda _: None,
+        grace: float = guard.GRACE,
+    ) -> None:
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._restarts = restarts or Restarts()
+        self._on_event = on_event
+        self._grace = grace
+        self._children: dict[str, _Child] = {}
+        self._mark = uuid.uuid4().hex
+        self._settled = False
+        self._guard: subprocess.Popen[bytes]
+
+    async def __aenter__(self) -> Supervisor:
+        # Not asyncio's own: it must outlive the loop, and a start of milliseconds blocks nobody.
+        self._guard = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-m", "ecoserve.local.guard", self._mark, str(self._grace)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(self.stop(name, 0.0) for name in list(self._children)))
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        # The guard now ends what has left its process group, if anything, and then itself.
+        await asyncio.to_thread(self._guard.wait)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process id of each, by name."""
+        return {name: child.process.pid for name, child in self._children.items()}
+
+    def settle(self) -> None:
+        """From now on, what dies is restarted."""
+        self._settled = True
+
+    async def start(self, spec: Spec) -> None:
+        """Starts a process and keeps it running; ``ProcessError`` if its program cannot be run."""
+        child = await self._spawn(spec)
+        self._children[spec.name] = child
+        child.task = asyncio.create_task(self._keep(child), name=f"keep {spec.name}")
+
+    async def stop(self, name: str, grace: float, hurry: asyncio.Event | None = None) -> None:
+        """Ends a process: SIGTERM, then SIGKILL to its group after ``grace`` seconds or when
+        ``hurry`` is set."""
+        child = self._children.pop(name, None)
+        if child is None or child.task is None:
+            return
+        child.stopping = True
+        process = child.process
+        if process.returncode is None and grace > 0:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            waits = {asyncio.create_task(process.wait())}
+            if hurry is not None:
+                waits.add(asyncio.create_task(hurry.wait()))
+            _, pending = await asyncio.wait(
+                waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED
+            )
+            for wait in pending:
+                wait.cancel()
+        self._kill_group(process.pid)
+        await process.wait()
+        child.task.cancel()
+        await asyncio.wait({child.task})
+
+    async def _spawn(self, spec: Spec) -> _Child:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        # The file is the child's own stdout, not a pipe through us: nothing is lost, and nothing
+        # blocks, when the launcher is busy or gone.
+        with spec.log.open("ab") as log:
+            start = log.tell()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *spec.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **spec.env, guard.MARK: self._mark},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ProcessError(f"cannot start {spec.name}: {error}") from error
+        self._tell_guard("+", process.pid)
+        return _Child(spec, process, start)
+
+    async def _keep(self, child: _Child) -> None:
+        spec = child.spec
+        deaths: deque[float] = deque(maxlen=self._restarts.deaths)
+        backoff = self._restarts.backoff
+        while True:
+            began = time.monotonic()
+            code = await child.process.wait()
+            # What it left running would hold on to memory, ports and the log.
+            self._kill_group(child.process.pid)
+            if child.stopping:
+                return
+            now = time.monotonic()
+            deaths.append(now)
+            what = f"{spec.name} {_how(code)}{_because(spec.log, child.log_start)}"
+            if not self._settled:
+                self._fail(f"{what} (log: {spec.log})")
+                return
+            if len(deaths) == self._restarts.deaths and now - deaths[0] <= self._restarts.within:
+                self._fail(
+                    f"{spec.name} died {len(deaths)} times in {now - deaths[0]:.0f} s, giving up; "
+                    f"last it {_how(code)}{_because(spec.log, child.log_start)} (log: {spec.log})"
+                )
+                return
+            if now - began > _STABLE:
+                backoff = self._restarts.backoff
+            self._on_event(f"{what}; restarting in {backoff:g} s")
+            await asyncio.sleep(backoff)
+            backoff = min(self._restarts.backoff_most, 2 * backoff)
+            try:
+                spawned = await self._spawn(spec)
+            except ProcessError as error:
+                self._fail(str(error))
+                return
+            child.process, child.log_start = spawned.process, spawned.log_start
+
+    def _fail(self, message: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(message)
+
+    def _kill_group(self, group: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        self._tell_guard("-", group)
+
+    def _tell_guard(self, sign: str, group: int) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.write(f"{sign}{group}\n".encode())
+            self._guard.stdin.flush()
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit status {code}"
+
+
+def _because(log: Path, start: int) -> str:
+    line = reason(log, start)
+    return f": {line}" if line else ""
+
+
+def reason(log: Path, start: int = 0) -> str:
+    """The line of a log, from byte ``start`` on, that says best why its process ended.
+
+    The last line that the process addressed to the user, or simply the last one; empty if none.
+    """
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - (1 << 20)))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+        for line in reversed(lines):
+            for prefix in _REASON_PREFIXES:
+                if line.startswith(prefix):
+                    return line.removeprefix(prefix)
+        return next((line for line in reversed(lines) if line), "")
+    return ""
