@@ -24,10 +24,12 @@ logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL = 0.05  # at most 20 a second
 _REPORT_AT_LEAST = 1.0
+_ACKNOWLEDGED_WITHIN = 2.0  # what is not is sent again
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 2.0
 _RECONNECT = (("initial", 100), ("min", 100), ("max", 1000))
 
 Handler = Callable[[pb.Command], Awaitable[None]]
+_Stream = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.SchedulerMessage]
 
 
 class Agent:
@@ -43,6 +45,7 @@ class Agent:
         self._execute = execute
         self._reports = 0
         self._sent_finished = 0
+        self._sent_finished_at = 0.0
         self._sent_latency: tuple[float, ...] | None = None
         self._done: list[pb.CommandDone] = []
         self._running: set[asyncio.Task[None]] = set()
@@ -55,7 +58,7 @@ class Agent:
             while True:
                 began = time.monotonic()
                 try:
-                    await self._session(SessionStub(channel))
+                    await self._session(SessionStub(channel))  # type: ignore[no-untyped-call]
                     logger.warning("the scheduler ended the session")
                 except grpc.aio.AioRpcError as error:
                     logger.warning("no session with %s: %s", self._target, error.details())
@@ -86,7 +89,7 @@ class Agent:
         finally:
             stream.cancel()
 
-    async def _send(self, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _send(self, stream: _Stream) -> None:
         ledger = self._ledger
         while True:
             with contextlib.suppress(TimeoutError):
@@ -197,21 +200,24 @@ class Agent:
         if ledger.latency is not None and ledger.latency != self._sent_latency:
             report.latency.CopyFrom(_latency(ledger.latency))
             self._sent_latency = ledger.latency
+        if now - self._sent_finished_at > _ACKNOWLEDGED_WITHIN:
+            self._sent_finished = 0
         for outcome in ledger.finished:
             if outcome.number > self._sent_finished:
                 report.finished.append(_finished(outcome))
                 self._sent_finished = outcome.number
+                self._sent_finished_at = now
         while ledger.switches:
             switch = ledger.switches.popleft()
             report.switches.add(phase=switch.phase, age_s=now - switch.at, reason=switch.reason)
         return report
 
 
-async def _messages(stream: grpc.aio.StreamStreamCall) -> AsyncIterator[pb.SchedulerMessage]:
+async def _messages(stream: _Stream) -> AsyncIterator[pb.SchedulerMessage]:
     while True:
         message = await stream.read()
-        if message is grpc.aio.EOF:
-            return
+        if not isinstance(message, pb.SchedulerMessage):
+            return  # grpc.aio.EOF
         yield message
 
 

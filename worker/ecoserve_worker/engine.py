@@ -30,7 +30,7 @@ def parse_engine_arguments(options: Options) -> argparse.Namespace:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="ecoserve-worker ... --"))
-    args = parser.parse_args(list(options.engine))
+    args: argparse.Namespace = parser.parse_args(list(options.engine))
     args.host, args.port = options.host, options.port
     if os.sep in args.model and not Path(args.model).is_dir():
         raise StartError(f"model directory {args.model} does not exist")

@@ -49,20 +49,16 @@ _LOOKUPS = 8
 _BLOCKED_SECONDS = 0.05
 
 
-if TYPE_CHECKING:
-    _Base = Scheduler
-else:
-    _Base = object
-
-
 def _die_with_parent() -> None:
     """Has the kernel end this EngineCore when its front end is gone; vLLM leaves an orphan."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-class _Mixin(_Base):  # type: ignore[misc]
+class _Mixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc]
     """The instance scheduler on top of a vLLM scheduler class."""
+
+    max_num_active_reqs: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
