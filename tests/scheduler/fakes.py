@@ -335,9 +335,7 @@ def head(
 
 
 def _body(data: bytes, end: bool) -> Any:
-    return ext_proc.ProcessingRequest(
-        request_body=ext_proc.HttpBody(body=data, end_of_stream=end)
-    )
+    return ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=data, end_of_stream=end))
 
 
 def chat(text: str = "hello", *, model: str = "m", **fields: Any) -> dict[str, Any]:

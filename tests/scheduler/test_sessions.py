@@ -205,7 +205,7 @@ async def test_dead_engine_is_not_routed_to(rig) -> None:
     a, b = await rig.ready("a", "b")
     await a.acked(a.report(engine_dead=True))
     state = await rig.state()
-    assert [(i.state, i.reason) for i in state.instances][0] == ("lost", "its engine is dead")
+    assert next((i.state, i.reason) for i in state.instances) == ("lost", "its engine is dead")
     assert (await rig.gateway.call(chat())).destinations == [b.address]
 
 
