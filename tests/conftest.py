@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from ecoserve.local.model import default_cache_dir, prepare_smollm2
+
+# No deadline: on a machine shared with engines one example may take any time.
+settings.register_profile("ecoserve", deadline=None)
+settings.register_profile("soak", settings.get_profile("ecoserve"), max_examples=5000)
+settings.load_profile("ecoserve")
 
 
 @pytest.fixture(scope="session")

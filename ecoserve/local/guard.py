@@ -3,13 +3,15 @@
 A SIGKILL leaves a launcher no time to stop its children, and ``PR_SET_PDEATHSIG`` reaches neither
 grandchildren (an engine's own processes) nor lets anything finish. So one small process of its own
 session reads the launcher's process groups from a pipe, and the pipe's end, which comes however the
-launcher dies, is the sign to stop them. It imports nothing but the standard library.
+launcher dies, is the sign to stop them and to remove their temporary files. It imports nothing but
+the standard library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -40,7 +42,7 @@ def members(groups: Iterable[int], mark: str) -> set[int]:
 
 
 def end(groups: Iterable[int], mark: str, grace: float) -> None:
-    """Sends SIGTERM to the processes, and after ``grace`` seconds SIGKILL to those that are left."""
+    """Sends SIGTERM, and after ``grace`` seconds SIGKILL to those that are left."""
     groups = set(groups)
     deadline = time.monotonic() + grace
     told: set[int] = set()
@@ -61,7 +63,7 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 def main() -> None:
     """Reads ``+GROUP`` and ``-GROUP`` lines until the pipe ends."""
-    mark, grace = sys.argv[1], float(sys.argv[2])
+    mark, grace, temporary = sys.argv[1], float(sys.argv[2]), sys.argv[3]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
@@ -72,6 +74,7 @@ def main() -> None:
         else:
             groups.discard(group)
     end(groups, mark, grace)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 if __name__ == "__main__":

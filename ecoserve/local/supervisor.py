@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections import deque
@@ -20,7 +21,7 @@ from ecoserve.local import guard
 # A process that has lived so long has recovered: its next death starts again at the first backoff.
 _STABLE = 60.0
 # What a process prints for the user among whatever its libraries log.
-_REASON_PREFIXES = ("ecoserve-worker: ", "ecoserve-scheduler: ")
+_REASON_PREFIXES = ("ecoserve-worker: ", "ecoserve.scheduler: ")
 
 
 class ProcessError(RuntimeError):
@@ -62,7 +63,7 @@ class Supervisor:
     Until ``settle`` is called the death of any is an end to all: what cannot start once will not
     start the fifth time either. After it the dead are restarted with exponential backoff. The end,
     in both cases, is told by ``failed``. Use as an async context manager: leaving it kills whatever
-    is left.
+    is left. ``temporary`` is their folder for temporary files, which goes with them.
     """
 
     def __init__(
@@ -79,11 +80,14 @@ class Supervisor:
         self._mark = uuid.uuid4().hex
         self._settled = False
         self._guard: subprocess.Popen[bytes]
+        self.temporary: Path
 
     async def __aenter__(self) -> Supervisor:
+        # A short path: Unix sockets lie in it, and theirs are bounded to 108 bytes.
+        self.temporary = Path(tempfile.mkdtemp(prefix="ecoserve-"))
         # Not asyncio's own: it must outlive the loop, and a start of milliseconds blocks nobody.
         self._guard = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", "ecoserve.local.guard", self._mark, str(self._grace)],
+            [sys.executable, "-m", guard.__name__, self._mark, str(self._grace), self.temporary],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -147,7 +151,12 @@ class Supervisor:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **spec.env, guard.MARK: self._mark},
+                    env={
+                        **os.environ,
+                        "TMPDIR": str(self.temporary),
+                        **spec.env,
+                        guard.MARK: self._mark,
+                    },
                     start_new_session=True,
                 )
             except OSError as error:
