@@ -7,7 +7,6 @@ Pure of I/O and of the clock: times are the caller's monotonic seconds. Calls ar
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable
 
 from ecoserve.policy import balance
@@ -19,15 +18,14 @@ from ecoserve.scheduler.config import ClusterSpec
 from ecoserve.scheduler.hello import Hello
 from ecoserve.scheduler.instance import RETURN_S, Instance
 from ecoserve.scheduler.learning import Learnt
+from ecoserve.scheduler.ledger import Ledger
 from ecoserve.scheduler.metrics import Metrics
 from ecoserve.scheduler.prefixes import BLOCK_BYTES, FrequentHeads
-from ecoserve.scheduler.requests import InFlight, Picked, Ticket, Turned
+from ecoserve.scheduler.requests import Picked, Ticket, Turned
 from ecoserve.scheduler.work import TOKEN_BYTES, Work
 
 log = logging.getLogger("ecoserve.scheduler")
 
-# Calls remembered until they end; those forgotten teach nothing, no more.
-MOST_IN_FLIGHT = 65536
 UNAVAILABLE_RETRY_S = 2.0
 
 
@@ -44,13 +42,13 @@ class Cluster:
         self.instances: dict[str, Instance] = {}
         self.macros: dict[str, MacroScheduler] = {}
         self.tickets: dict[str, Ticket] = {}
-        self._reserved: dict[str, str] = {}
-        self._in_flight: OrderedDict[str, InFlight] = OrderedDict()
+        self.ledger = Ledger(self.name, self.instances, self.learnt, metrics)
         self._homeless: dict[str, Ticket] = {}
         self._metrics = metrics
         self._debug = debug
         self.spec = spec
         self.members: dict[str, str] = {}
+        self._homes: dict[str, list[Instance]] = {}
         self.apply(spec, now)
 
     # -- membership -----------------------------------------------------------------------------
@@ -73,10 +71,14 @@ class Cluster:
         self.members = spec.members
         for name in self.members:
             self.instances.setdefault(name, Instance(name))
+        self._homes = {
+            macro.name: [self.instances[name] for name in macro.instances]
+            for macro in spec.macro_instances
+        }
         for name, instance in list(self.instances.items()):
             if name not in self.members:
                 instance.refuse("not in any macro instance of its cluster")
-                self._forget_reservations(instance)
+                self.ledger.release_all(instance)
                 if not instance.connected:
                     self._remove(name)
         self.pump(now)
@@ -98,7 +100,8 @@ class Cluster:
             self._remove(name)
 
     def _remove(self, name: str) -> None:
-        self.instances.pop(name, None)
+        self.ledger.release_all(self.instances[name])
+        del self.instances[name]
         self._metrics.forget(self.name, name)
 
     def connect(self, hello: Hello) -> Instance:
@@ -106,7 +109,7 @@ class Cluster:
         instance = self.instances.setdefault(hello.instance, Instance(hello.instance))
         known = instance.hello is not None and instance.hello.incarnation == hello.incarnation
         if not known:
-            self._forget_reservations(instance)
+            self.ledger.release_all(instance)
         instance.connect(hello)
         if hello.instance not in self.members:
             instance.refuse("not in any macro instance of its cluster")
@@ -119,11 +122,6 @@ class Cluster:
             self._remove(instance.name)
         self.pump(now)
 
-    def _forget_reservations(self, instance: Instance) -> None:
-        for request_id in instance.reservations:
-            self._reserved.pop(request_id, None)
-        instance.release_all()
-
     @property
     def models(self) -> set[str]:
         """The names under which its instances serve."""
@@ -131,29 +129,14 @@ class Cluster:
 
     def routable(self, macro: str | None = None) -> list[Instance]:
         """Instances that may be given work, of one macro instance or of all, in their order."""
-        return [
-            self.instances[name]
-            for name, home in self.members.items()
-            if (macro is None or home == macro) and self.instances[name].routable
-        ]
+        homes = self._homes.values() if macro is None else (self._homes[macro],)
+        return [instance for home in homes for instance in home if instance.routable]
 
     # -- reports --------------------------------------------------------------------------------
 
     def report(self, instance: Instance, message: session_pb2.Report, now: float) -> None:
         """Takes a worker's report in and gives the instance what it now has room for."""
-        here = [*(p.id for p in message.waiting), *(d.id for d in message.running)]
-        for request_id in message.present:
-            self._seen_at(instance, request_id, now)
-        for request_id in here:
-            self._cover(instance, request_id)
-        expected = instance.expected_output
-        instance.expected_output = {i: expected[i] for i in here if i in expected}
-        for finished in message.finished:
-            self._cover(instance, finished.id)
-            instance.expected_output.pop(finished.id, None)
-            if finished.number > instance.finished_seen:
-                instance.finished_seen = finished.number
-                self._finished(instance, finished)
+        self.ledger.report(instance, message, self.members.get(instance.name, ""), now)
         instance.report(message, now, self.learnt.output_tokens)
         assert instance.hello is not None
         capacity = instance.hello.limits.kv_tokens * self.learnt.bytes_per_token / BLOCK_BYTES
@@ -164,47 +147,9 @@ class Cluster:
         if self.tickets:
             self.pump(now)
 
-    def _seen_at(self, instance: Instance, request_id: str, now: float) -> None:
-        owner = self._reserved.get(request_id)
-        if owner is None:
-            return
-        if owner == instance.name:
-            instance.reservations[request_id].seen = now
-            return
-        moved = self.instances[owner].release(request_id)
-        assert moved is not None
-        self._metrics.moved(self.name, self.members.get(instance.name, ""), instance.name)
-        instance.reserve(moved.request, now, moved.output)
-        self._reserved[request_id] = instance.name
-
-    def _cover(self, instance: Instance, request_id: str) -> None:
-        owner = self._reserved.pop(request_id, None)
-        if owner is None:
-            return
-        reservation = self.instances[owner].release(request_id)
-        assert reservation is not None
-        instance.expected_output[request_id] = reservation.output
-        if owner != instance.name:
-            self._metrics.moved(self.name, self.members.get(instance.name, ""), instance.name)
-
-    def _finished(self, instance: Instance, done: session_pb2.Finished) -> None:
-        call = self._in_flight.pop(done.id, None)
-        if call is not None and done.status < 400 and done.prompt_tokens:
-            if not call.token_ids:
-                self.learnt.prompt(call.text_bytes, done.prompt_tokens)
-            if call.instance == instance.name:
-                instance.prefixes.correct(call.matched, done.cached_tokens)
-        if done.generated and done.status < 400 and not done.broken:
-            self.learnt.answer(done.generated, call.sequences if call else 1)
-        self._metrics.finished(self.name, self.members.get(instance.name, ""), instance.name, done)
-
     def sweep(self, now: float) -> None:
         """Drops reservations that nobody has heard of for too long; call it now and then."""
-        for instance in self.instances.values():
-            for request_id in instance.expired(now):
-                instance.release(request_id)
-                self._reserved.pop(request_id, None)
-                self._in_flight.pop(request_id, None)
+        self.ledger.sweep(now)
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -253,10 +198,7 @@ class Cluster:
             self._homeless.pop(request_id, None)
             if ticket.macro in self.macros:
                 self.macros[ticket.macro].cancel(request_id)
-        owner = self._reserved.pop(request_id, None)
-        if owner is not None:
-            self.instances[owner].release(request_id)
-        self._in_flight.pop(request_id, None)
+        self.ledger.cancel(request_id)
 
     def any_address(self, allowed: frozenset[str] | None, now: float) -> Picked | Turned:
         """Where a call without work (no body) goes: the least loaded instances."""
@@ -322,13 +264,8 @@ class Cluster:
     def _place(self, ticket: Ticket, now: float) -> None:
         """Puts a call into the queue of a macro instance, or turns it away, or holds it if an
         instance may be back at any moment."""
-        groups = []
         permitted = ticket.request.allowed
-        for macro in self.macros:
-            able = self.routable(macro)
-            size = sum(permitted is None or i.name in permitted for i in able)
-            groups.append(balance.Group(macro, size, sum(i.load for i in able) + self.depth(macro)))
-        chosen = balance.choose(ticket.key, groups)
+        chosen = self._macro_for(ticket.key, permitted)
         if chosen is not None:
             ticket.macro = chosen
             self._homeless.pop(ticket.request.id, None)
@@ -344,9 +281,16 @@ class Cluster:
         else:
             self._turn(ticket, self._nobody(permitted))
 
-    def depth(self, macro: str) -> int:
-        """Calls in the queue of a macro instance."""
-        return len(self.macros[macro])
+    def _macro_for(self, key: bytes, permitted: frozenset[str] | None) -> str | None:
+        groups = []
+        for macro, queue in self.macros.items():
+            able = self.routable(macro)
+            if len(self.macros) == 1 and permitted is None:
+                # Nothing to choose, as in most clusters.
+                return macro if able else None
+            size = sum(permitted is None or i.name in permitted for i in able)
+            groups.append(balance.Group(macro, size, sum(i.load for i in able) + len(queue)))
+        return balance.choose(key, groups)
 
     def _evict(self, queue: MacroScheduler) -> None:
         for request in (*queue.waiting, *queue.late):
@@ -410,19 +354,8 @@ class Cluster:
     def _route(self, ticket: Ticket, routed: Routed, now: float) -> None:
         request, work = ticket.request, ticket.work
         instance = self.instances[routed.instance]
-        instance.reserve(request, now, ticket.output)
-        self._reserved[request.id] = instance.name
-        trust = instance.prefixes.trust
         held = request.held.get(instance.name, 0)
-        self._in_flight[request.id] = InFlight(
-            instance=instance.name,
-            text_bytes=work.text_bytes,
-            token_ids=work.tokens,
-            sequences=request.sequences,
-            matched=held / trust if trust > 0 else 0.0,
-        )
-        if len(self._in_flight) > MOST_IN_FLIGHT:
-            self._in_flight.popitem(last=False)
+        self.ledger.reserve(instance, request, work, ticket.output, now)
         instance.prefixes.add(work.chains)
         if work.head is not None and not self.heads.seen(work.head.key):
             model = instance.hello.model if instance.hello is not None else ""

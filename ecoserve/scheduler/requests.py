@@ -55,18 +55,3 @@ class Ticket:
         self.outcome = outcome
         if self.decided is not None:
             self.decided()
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """What is remembered of a routed call until it has ended, to learn from.
-
-    ``matched`` are the prompt tokens that its instance was thought to hold, before that belief is
-    discounted.
-    """
-
-    instance: str
-    text_bytes: int
-    token_ids: int
-    sequences: int
-    matched: float

@@ -69,7 +69,7 @@ class Rig:
         await until(lambda: not self.reservations(), "all reservations released")
         cluster = self.server.store.clusters["c"]
         assert not cluster.tickets
-        assert not cluster._reserved
+        assert not len(cluster.ledger)
         for instance in cluster.instances.values():
             assert instance._reserved_seconds == 0
             assert instance._reserved_kv == 0

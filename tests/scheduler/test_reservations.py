@@ -101,3 +101,15 @@ async def test_waiting_for_one_that_is_lost(rig) -> None:
     await b.acked(b.report())
     await call
     assert reply.destinations == [b.address]
+
+
+async def test_nothing_is_left_of_an_instance_that_leaves_with_a_retry(rig) -> None:
+    [a] = await rig.ready("a")
+    b = rig.worker("b")
+    await until(lambda: b.refused)
+    reply = await rig.gateway.call(chat())
+    await b.acked(b.report(present=[reply.id]))
+    assert rig.reservations() == {"b": {reply.id}}
+    await b.close()
+    await rig.none_reserved()
+    await a.acked(a.report(present=[reply.id]))

@@ -1,0 +1,136 @@
+"""What was routed and is not settled yet, and what is learnt of a call when it has ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ecoserve.policy.state import Request
+from ecoserve.proto.v1 import session_pb2
+from ecoserve.scheduler.instance import Instance
+from ecoserve.scheduler.learning import Learnt
+from ecoserve.scheduler.metrics import Metrics
+from ecoserve.scheduler.work import Work
+
+# Calls remembered until they end; those forgotten teach nothing, no more.
+MOST_IN_FLIGHT = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A routed call until it has ended. ``matched`` are the prompt tokens that its instance was
+    thought to hold, before that belief is discounted."""
+
+    instance: str
+    text_bytes: int
+    token_ids: int
+    sequences: int
+    matched: float
+
+
+class Ledger:
+    """Which instance holds whose reservation; every reservation is in it once."""
+
+    def __init__(
+        self, cluster: str, instances: Mapping[str, Instance], learnt: Learnt, metrics: Metrics
+    ) -> None:
+        self._cluster = cluster
+        self._instances = instances
+        self._learnt = learnt
+        self._metrics = metrics
+        self._reserved: dict[str, str] = {}
+        self._in_flight: OrderedDict[str, _InFlight] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def reserve(
+        self, instance: Instance, request: Request, work: Work, output: float, now: float
+    ) -> None:
+        """A call goes to an instance; ``output`` is expected of each of its sequences."""
+        instance.reserve(request, now, output)
+        self._reserved[request.id] = instance.name
+        trust = instance.prefixes.trust
+        held = request.held.get(instance.name, 0)
+        self._in_flight[request.id] = _InFlight(
+            instance=instance.name,
+            text_bytes=work.text_bytes,
+            token_ids=work.tokens,
+            sequences=request.sequences,
+            matched=held / trust if trust > 0 else 0.0,
+        )
+        if len(self._in_flight) > MOST_IN_FLIGHT:
+            self._in_flight.popitem(last=False)
+
+    def cancel(self, request_id: str) -> None:
+        """The call's client went away before it was answered."""
+        owner = self._reserved.pop(request_id, None)
+        if owner is not None:
+            self._instances[owner].release(request_id)
+        self._in_flight.pop(request_id, None)
+
+    def release_all(self, instance: Instance) -> None:
+        """The instance is a new incarnation, or no longer a member."""
+        for request_id in instance.reservations:
+            self._reserved.pop(request_id, None)
+        instance.release_all()
+
+    def sweep(self, now: float) -> None:
+        """Drops reservations that no report has named for too long."""
+        for instance in self._instances.values():
+            for request_id in instance.expired(now):
+                self.cancel(request_id)
+
+    def report(
+        self, instance: Instance, message: session_pb2.Report, macro: str, now: float
+    ) -> None:
+        """Takes from a report which calls it covers and which have ended."""
+        here = [*(p.id for p in message.waiting), *(d.id for d in message.running)]
+        for request_id in message.present:
+            self._seen_at(instance, request_id, macro, now)
+        for request_id in here:
+            self._cover(instance, request_id, macro)
+        expected = instance.expected_output
+        instance.expected_output = {i: expected[i] for i in here if i in expected}
+        for finished in message.finished:
+            self._cover(instance, finished.id, macro)
+            instance.expected_output.pop(finished.id, None)
+            if finished.number > instance.finished_seen:
+                instance.finished_seen = finished.number
+                self._finished(instance, finished, macro)
+
+    def _seen_at(self, instance: Instance, request_id: str, macro: str, now: float) -> None:
+        owner = self._reserved.get(request_id)
+        if owner is None:
+            return
+        if owner == instance.name:
+            instance.reservations[request_id].seen = now
+            return
+        moved = self._instances[owner].release(request_id)
+        assert moved is not None
+        self._metrics.moved(self._cluster, macro, instance.name)
+        instance.reserve(moved.request, now, moved.output)
+        self._reserved[request_id] = instance.name
+
+    def _cover(self, instance: Instance, request_id: str, macro: str) -> None:
+        owner = self._reserved.pop(request_id, None)
+        if owner is None:
+            return
+        reservation = self._instances[owner].release(request_id)
+        assert reservation is not None
+        instance.expected_output[request_id] = reservation.output
+        if owner != instance.name:
+            self._metrics.moved(self._cluster, macro, instance.name)
+
+    def _finished(self, instance: Instance, done: session_pb2.Finished, macro: str) -> None:
+        call = self._in_flight.pop(done.id, None)
+        answered = done.status < 400 and not done.broken
+        if call is not None and answered and done.prompt_tokens:
+            if not call.token_ids:
+                self._learnt.prompt(call.text_bytes, done.prompt_tokens)
+            if call.instance == instance.name:
+                instance.prefixes.correct(call.matched, done.cached_tokens)
+        if done.generated and answered:
+            self._learnt.answer(done.generated, call.sequences if call else 1)
+        self._metrics.finished(self._cluster, macro, instance.name, done)
