@@ -208,43 +208,42 @@ def _picker(config: GatewayConfig) -> Config:
 
 
 def _routes(config: GatewayConfig) -> Config:
-    picked = [{"match": {"path": path}, "route": _route(config)} for path in PICKED_PATHS]
     plain = [{"path": path} for path in PLAIN_PATHS] + [{"prefix": f"{p}/"} for p in PLAIN_PATHS]
-    unpicked = [
-        {
-            "match": match,
-            "route": _route(config),
-            "typed_per_filter_config": {
-                "envoy.filters.http.ext_proc": _typed(
-                    "extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True
-                )
-            },
-        }
+    no_picker = {
+        "envoy.filters.http.ext_proc": _typed(
+            "extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True
+        )
+    }
+    no_key = {
+        "envoy.filters.http.api_key_auth": _typed("config.route.v3.FilterConfig", disabled=True)
+    }
+    routes: list[Config] = [
+        {"match": {"path": path}, "route": _route(config)} for path in PICKED_PATHS
+    ]
+    routes += [
+        {"match": match, "route": _route(config), "typed_per_filter_config": no_picker}
         for match in plain
     ]
-    own = [
+    routes.append(
         {
             "match": {"path": "/healthz"},
             "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
-            "typed_per_filter_config": {
-                "envoy.filters.http.api_key_auth": _typed(
-                    "config.route.v3.FilterConfig", disabled=True
-                )
-            }
-            if config.api_keys
-            else {},
-        },
+            "typed_per_filter_config": no_picker | (no_key if config.api_keys else {}),
+        }
+    )
+    routes.append(
         {
             "match": {"prefix": "/"},
             "direct_response": {"status": 404},
-        },
-    ]
+            "typed_per_filter_config": no_picker,
+        }
+    )
     return {
         "virtual_hosts": [
             {
                 "name": "openai",
                 "domains": ["*"],
-                "routes": [*picked, *unpicked, *own],
+                "routes": routes,
                 "request_body_buffer_limit": config.body_limit,
                 "include_request_attempt_count": True,
             }
