@@ -30,6 +30,9 @@ def convert(gguf: Path, out: Path) -> None:
         quantization_config=GgufConfig(dequantize=True),
     )
     tokenizer.model_max_length = model.config.max_position_embeddings
+    # What the model's authors recommend, for callers who set nothing: at vLLM's own default, a
+    # temperature of 1, so small a model rambles.
+    model.generation_config.update(do_sample=True, temperature=0.2, top_p=0.9)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

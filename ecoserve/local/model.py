@@ -27,7 +27,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 _MANIFEST = "ecoserve-model.json"
 # Counted up when the conversion changes, so that what an older version left is made anew.
-_FORMAT = 1
+_FORMAT = 2
 _DOWNLOAD_TIMEOUT = 900.0
 _CONVERT_TIMEOUT = 900.0
 

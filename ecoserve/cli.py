@@ -1,0 +1,157 @@
+"""The `ecoserve` command."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ecoserve import __version__
+from ecoserve.policy import DEFAULT, POLICIES
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+class Late(StrEnum):
+    serve = "serve"
+    shed = "shed"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ecoserve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _ecoserve(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """LLM serving with prefill and decode separated in time."""
+
+
+@app.command()
+def up(
+    workers: Annotated[int, typer.Option(help="Instances to run.")] = 2,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on.", min=1, max=65535)] = 8000,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Model directory; without it SmolLM2-135M-Instruct is fetched."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in calls; else that of its directory.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = DEFAULT,
+    policy_setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A policy's setting; repeat.")
+    ] = None,
+    ttft_slo: Annotated[
+        float | None, typer.Option(help="Seconds to the first token; else derived.")
+    ] = None,
+    tpot_slo: Annotated[
+        float | None, typer.Option(help="Seconds for each further token; else derived.")
+    ] = None,
+    late: Annotated[
+        Late, typer.Option(help="What becomes of a request whose TTFT cannot be met.")
+    ] = Late.serve,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="Ask clients for this key; repeat for more.")
+    ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ask for one of the keys in the file.")
+    ] = None,
+    body_limit: Annotated[
+        int, typer.Option(metavar="BYTES", help="Largest body of a request.")
+    ] = 16 << 20,
+    debug_mode: Annotated[
+        bool,
+        typer.Option("--debug_mode", "--debug-mode", help="Log each phase switch with its reason."),
+    ] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Show the logs of all processes.")] = False,
+    engine_args: Annotated[
+        str, typer.Option(metavar="ARGS", help="Further arguments of vLLM, as one string.")
+    ] = "",
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Have torch compile the model: faster, but starts slowly."),
+    ] = False,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that running answers get when it is stopped.")
+    ] = 30.0,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for logs; else one for the port in the cache.")
+    ] = None,
+) -> None:
+    """Serve a model on this machine: workers, scheduler and gateway, until Ctrl-C."""
+    from ecoserve.local.display import Display
+    from ecoserve.local.launcher import up as launch
+    from ecoserve.local.options import Options
+
+    options = Options(
+        workers=workers,
+        host=host,
+        port=port,
+        model=model,
+        served_model_name=served_model_name,
+        policy=policy,
+        policy_settings=_settings(policy_setting or []),
+        ttft=ttft_slo,
+        tpot=tpot_slo,
+        late=late.value,
+        api_keys=_keys(api_key or [], api_keys),
+        body_limit=body_limit,
+        debug=debug_mode,
+        logs=logs,
+        engine_args=_words(engine_args),
+        compile=compile,
+        drain_timeout=drain_timeout,
+        run_dir=run_dir,
+    )
+    raise typer.Exit(launch(options, Display(Console(highlight=False))))
+
+
+def _settings(pairs: list[str]) -> dict[str, float]:
+    settings = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        try:
+            settings[name] = float(value)
+        except ValueError:
+            raise typer.BadParameter(f"{pair!r} is not NAME=NUMBER (--policy-setting)") from None
+    return settings
+
+
+def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+    keys = list(given)
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"{file} cannot be read: {error} (--api-keys)") from error
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise typer.BadParameter(f"{file} holds no key (--api-keys)")
+        keys += found
+    if any(not key or key != key.strip() for key in keys):
+        raise typer.BadParameter("a key must not be empty, nor begin or end with a space")
+    return tuple(dict.fromkeys(keys))
+
+
+def _words(arguments: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(arguments))
+    except ValueError as error:
+        raise typer.BadParameter(f"{arguments!r}: {error} (--engine-args)") from error
+
+
+def main() -> None:
+    """Entry point of the `ecoserve` script."""
+    sys.exit(app(prog_name="ecoserve"))

