@@ -1,0 +1,1 @@
+"""Load against a live OpenAI-compatible endpoint, and what it found."""
