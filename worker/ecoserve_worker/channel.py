@@ -172,7 +172,7 @@ class FrontEnd:
 
     def close(self) -> None:
         for sock in (self._listener, self._sock):
-            if sock is None:
+            if sock is None or sock.fileno() < 0:
                 continue
             if self._loop is not None:
                 self._loop.remove_reader(sock)
