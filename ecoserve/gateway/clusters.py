@@ -53,7 +53,11 @@ def workers(config: GatewayConfig) -> Config:
         },
         "load_balancing_policy": {"policies": [_override_host()]},
         # With few healthy workers Envoy would otherwise send to the unhealthy ones too.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "common_lb_config": {
+            "healthy_panic_threshold": {"value": 0},
+            # By default changes of health are gathered for a second before they count.
+            "update_merge_window": "0s",
+        },
         # A worker that the scheduler takes off the list is off, even while its health route is
         # well. Its running answers end in peace.
         "ignore_health_on_host_removal": True,
@@ -125,8 +129,10 @@ def scheduler(config: GatewayConfig) -> Config:
             explicit_http_config={
                 "http2_protocol_options": {
                     "max_concurrent_streams": 100_000,
-                    # A scheduler that hangs, or whose machine went away, is connected to anew.
-                    "connection_keepalive": {"interval": "10s", "timeout": "5s"},
+                    # Calls that wait at a scheduler that hangs go on without it once the
+                    # connection is given up, rather than at the end of the time it asked for.
+                    # The scheduler must allow a ping every two seconds.
+                    "connection_keepalive": {"interval": "2s", "timeout": "5s"},
                 }
             }
         ),

@@ -65,10 +65,10 @@ class GatewayConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 s, not {getattr(self, name)}")
-        if not self.picker_max_wait_s <= 3600:
-            raise ValueError(
-                f"picker_max_wait_s must be at most 3600, not {self.picker_max_wait_s}"
-            )
+        if not self.drain_s >= 0:
+            raise ValueError(f"drain_s must not be negative, not {self.drain_s}")
+        if self.picker_max_wait_s > 3600:
+            raise ValueError(f"picker_max_wait_s must be at most an hour: {self.picker_max_wait_s}")
         if not self.health_path.startswith("/"):
             raise ValueError(f"health_path must begin with /, not {self.health_path!r}")
         if self.api_keys and self.api_keys_file is not None:

@@ -82,8 +82,6 @@ def _connection_manager(config: GatewayConfig) -> Config:
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix="gateway",
         use_remote_address=True,
-        # No client is internal, so that none can set retries or timeouts by x-envoy-* headers.
-        internal_address_config={"cidr_ranges": []},
         # The worker makes the id that the engine sees.
         generate_request_id=False,
         stream_idle_timeout=seconds(config.idle_timeout_s),
@@ -92,7 +90,7 @@ def _connection_manager(config: GatewayConfig) -> Config:
         normalize_path=True,
         merge_slashes=True,
         path_with_escaped_slashes_action="REJECT_REQUEST",
-        early_header_mutation_extensions=[_strip_internal_headers()],
+        early_header_mutation_extensions=[_strip_headers()],
         http_filters=[
             _health(),
             *([asks_key] if asks_key is not None else []),
@@ -113,13 +111,17 @@ def _connection_manager(config: GatewayConfig) -> Config:
     return manager
 
 
-def _strip_internal_headers() -> Config:
-    """What picker and workers tell each other is not for clients to say."""
+def _strip_headers() -> Config:
+    """What picker and workers tell each other is not for clients to say; nor are Envoy's own
+    headers, by which a client that Envoy takes for internal would set timeouts and retries."""
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": typed(
             "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-            mutations=[{"remove": name} for name in headers.INTERNAL],
+            mutations=[
+                *({"remove": name} for name in headers.INTERNAL),
+                {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-", "ignore_case": True}}},
+            ],
         ),
     }
 
