@@ -51,7 +51,8 @@ def build(config: GatewayConfig) -> Config:
 
 
 def dump(config: GatewayConfig) -> str:
-    """The bootstrap as the text of a file that Envoy reads as ``.json`` or ``.yaml``."""
+    """The bootstrap as the text of a ``.json`` or ``.yaml`` file. Fixed API keys are in it, so the
+    file has to be private."""
     return json.dumps(build(config), indent=1) + "\n"
 
 
