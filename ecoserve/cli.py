@@ -95,6 +95,13 @@ def up(
     from ecoserve.local.launcher import up as launch
     from ecoserve.local.options import Options
 
+    display = Display(Console(highlight=False))
+    try:
+        settings, keys = _settings(policy_setting or []), _keys(api_key or [], api_keys)
+        words = _words(engine_args)
+    except ValueError as error:
+        display.error(str(error))
+        raise typer.Exit(1) from error
     options = Options(
         workers=workers,
         host=host,
@@ -102,20 +109,20 @@ def up(
         model=model,
         served_model_name=served_model_name,
         policy=policy,
-        policy_settings=_settings(policy_setting or []),
+        policy_settings=settings,
         ttft=ttft_slo,
         tpot=tpot_slo,
         late=late.value,
-        api_keys=_keys(api_key or [], api_keys),
+        api_keys=keys,
         body_limit=body_limit,
         debug=debug_mode,
         logs=logs,
-        engine_args=_words(engine_args),
+        engine_args=words,
         compile=compile,
         drain_timeout=drain_timeout,
         run_dir=run_dir,
     )
-    raise typer.Exit(launch(options, Display(Console(highlight=False))))
+    raise typer.Exit(launch(options, display))
 
 
 def _settings(pairs: list[str]) -> dict[str, float]:
@@ -125,7 +132,7 @@ def _settings(pairs: list[str]) -> dict[str, float]:
         try:
             settings[name] = float(value)
         except ValueError:
-            raise typer.BadParameter(f"{pair!r} is not NAME=NUMBER (--policy-setting)") from None
+            raise ValueError(f"--policy-setting: {pair!r} is not NAME=NUMBER") from None
     return settings
 
 
@@ -135,13 +142,11 @@ def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
         try:
             lines = [line.strip() for line in file.read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"{file} cannot be read: {error} (--api-keys)") from error
+            raise ValueError(f"--api-keys: {file} cannot be read: {error}") from error
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
-            raise typer.BadParameter(f"{file} holds no key (--api-keys)")
+            raise ValueError(f"--api-keys: {file} holds no key")
         keys += found
-    if any(not key or key != key.strip() for key in keys):
-        raise typer.BadParameter("a key must not be empty, nor begin or end with a space")
     return tuple(dict.fromkeys(keys))
 
 
@@ -149,7 +154,7 @@ def _words(arguments: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(arguments))
     except ValueError as error:
-        raise typer.BadParameter(f"{arguments!r}: {error} (--engine-args)") from error
+        raise ValueError(f"--engine-args: {error}") from error
 
 
 def main() -> None:

@@ -26,13 +26,17 @@ class SetupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model directory: size of its weights in bytes, and of the longest prompt in tokens."""
+    """A model directory: size of its weights in bytes, and of the longest prompt in tokens.
+
+    ``arguments`` are vLLM's that suit it; what the user gives comes after them and wins.
+    """
 
     path: Path
     served_name: str
     weights: int
     sixteen_bit: bool
     max_len: int
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,9 @@ class Engine:
     environments: tuple[dict[str, str], ...]
 
 
-def inspect_model(path: Path, served_name: str | None = None) -> Model:
+def inspect_model(
+    path: Path, served_name: str | None = None, arguments: tuple[str, ...] = ()
+) -> Model:
     """Looks at a model directory; ``SetupError`` if it is none."""
     if not path.exists():
         raise SetupError(f"model directory {path} does not exist")
@@ -69,6 +75,7 @@ def inspect_model(path: Path, served_name: str | None = None) -> Model:
         weights=sum(file.stat().st_size for file in weights),
         sixteen_bit="16" in dtype,
         max_len=max_len,
+        arguments=arguments,
     )
 
 
@@ -83,6 +90,7 @@ def plan(
     """
     own = {argument.split("=")[0].replace("_", "-") for argument in extra}
     arguments = ["--model", str(model.path), "--served-model-name", model.served_name]
+    arguments += model.arguments
 
     def default(name: str, *value: str) -> None:
         if name not in own:

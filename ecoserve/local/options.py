@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from ecoserve import policy
-from ecoserve.gateway import EnvoyMissing, envoy_binary
+from ecoserve.gateway import EnvoyMissing, GatewayConfig, envoy_binary
 from ecoserve.local import machine
 from ecoserve.local.engine import SetupError
 from ecoserve.local.model import default_cache_dir
@@ -67,8 +67,10 @@ def check(options: Options) -> None:
             raise SetupError(f"{name} must be a positive number of seconds, not {value:g}")
     if options.drain_timeout <= 0:
         raise SetupError(f"--drain-timeout must be more than 0, not {options.drain_timeout:g}")
-    if not 1024 <= options.body_limit <= 2**31:
-        raise SetupError("--body-limit must be from 1 KiB to 2 GiB")
+    try:
+        gateway_config(options, "127.0.0.1:1", "127.0.0.1:1")
+    except ValueError as error:
+        raise SetupError(f"gateway: {error}") from error
     if not machine.engine_installed():
         raise SetupError("vLLM is not installed; pip install 'ecoserve[cpu]' (or [gpu])")
     try:
@@ -80,6 +82,22 @@ def check(options: Options) -> None:
             f"port {options.port} of {options.host} cannot be listened on (is another server "
             f"running?); choose one with --port"
         )
+
+
+def gateway_config(options: Options, admin: str, scheduler: str) -> GatewayConfig:
+    """The gateway's settings; ``admin`` and ``scheduler`` are host:port. ``ValueError`` if one of
+    the user's does not fit."""
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return GatewayConfig(
+        listen=f"{host}:{options.port}",
+        admin=admin,
+        scheduler=scheduler,
+        cluster=CLUSTER,
+        body_limit=options.body_limit,
+        api_keys=options.api_keys,
+        drain_s=options.drain_timeout,
+        access_log="/dev/stdout",
+    )
 
 
 def claim(directory: Path) -> IO[str]:
