@@ -11,6 +11,10 @@ from types import FrameType
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # One process serves, so vLLM's metrics need no files; with this set ours would not show.
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+# Eager asks for no compiler, yet vLLM compiles its random sampler when the first request needs it:
+# five seconds and more into that request, for a function of three lines.
+if "--enforce-eager" in sys.argv:
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
 def main() -> int:
@@ -20,8 +24,6 @@ def main() -> int:
     options = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, _interrupted)
     try:
-        import uvloop
-
         from ecoserve_worker.engine import StartError, parse_engine_arguments
         from ecoserve_worker.server import bind, serve
         from ecoserve_worker.vllm_plugin import register
@@ -30,8 +32,7 @@ def main() -> int:
         try:
             args = parse_engine_arguments(options)
             with bind(options) as sock:
-                status: int = uvloop.run(serve(options, args, sock))
-                return status
+                return serve(options, args, sock)
         except StartError as error:
             print(f"ecoserve-worker: {error}", file=sys.stderr, flush=True)
             return 1

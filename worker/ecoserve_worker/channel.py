@@ -133,7 +133,7 @@ class EngineEnd:
 
     def _lost(self, why: object) -> None:
         # Serving goes on with the settings in force; only reports and metadata end.
-        logger.error("the channel to the front end is gone: %s", why)
+        logger.info("the channel to the front end is gone: %s", why)
         self.close()
 
 

@@ -126,6 +126,8 @@ def cause(errors: Path, otherwise: BaseException) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line with something in it, at most 300 characters."""
+    """The first line that says something, at most 300 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines[0] if lines else text)[:300]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        del lines[0]  # pydantic's count of errors; the first of them follows
+    return (lines[0] if lines else text).removeprefix("Value error, ")[:300]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
+import uvloop
 from msgspec import structs
 
 from ecoserve.policy import make
@@ -66,8 +67,12 @@ def bind(options: Options) -> socket.socket:
     return sock
 
 
-async def serve(options: Options, args: argparse.Namespace, sock: socket.socket) -> int:
-    """Runs the worker to its end; returns the exit status."""
+def serve(options: Options, args: argparse.Namespace, sock: socket.socket) -> int:
+    """Runs the worker to its end; returns the exit status.
+
+    The engine is started before there is an event loop: a forked process would share the loop's
+    signal descriptor, and the loop would take the engine's signals for its own.
+    """
     with tempfile.TemporaryDirectory(prefix="ecoserve-") as directory:
         errors = Path(directory) / "engine.err"
         with errors.open("wb") as file:
@@ -78,7 +83,7 @@ async def serve(options: Options, args: argparse.Namespace, sock: socket.socket)
                 worker.channel.close()
                 raise StartError(cause(errors, error)) from error
             try:
-                status = await worker.run(sock)
+                status: int = uvloop.run(worker.run(sock))
             finally:
                 worker.stop_engine()
             if status == ENGINE_DIED:

@@ -1,0 +1,241 @@
+"""The worker as a process with a real engine: serving, ids, drain, a dying engine, bad starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ecoserve import headers
+
+NAME = "smol"
+PROMPT = {"model": NAME, "prompt": "The sky is", "temperature": 0}
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Worker:
+    """``python -m ecoserve_worker`` and a client for it."""
+
+    def __init__(self, folder: Path, model: Path, *options: str, port: int | None = None) -> None:
+        self.port = port or _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
+        command = [sys.executable, "-m", "ecoserve_worker", "--stand-alone"]
+        command += ["--state-dir", str(folder / "state"), "--port", str(self.port), *options]
+        command += ["--", "--model", str(model), "--served-model-name", NAME]
+        command += ["--max-model-len", "1024", "--enforce-eager"]
+        environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+        self.out = (folder / f"{self.port}.out").open("wb")
+        self.err = folder / f"{self.port}.err"
+        with self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command, stdout=self.out, stderr=err, env=environment, start_new_session=True
+            )
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=60)
+
+    async def ready(self) -> None:
+        async def healthy() -> bool:
+            assert self.process.poll() is None, self.err.read_text()
+            try:
+                return (await self.client.get("/ecoserve/health")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        await until(healthy, 120)
+
+    async def status(self) -> int:
+        await until(lambda: self.process.poll() is not None, 60)
+        return int(self.process.returncode)
+
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        for pid in children.split():
+            if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
+                return int(pid)
+        (pid,) = children.split()
+        return int(pid)
+
+    def complaints(self) -> list[str]:
+        return [line for line in self.err.read_text().splitlines() if "ecoserve-worker:" in line]
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.out.close()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if await result if asyncio.iscoroutine(result) else result:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def _events(worker: Worker, body: dict[str, Any], started: asyncio.Event) -> list[str]:
+    """The data of the events of a stream; a broken connection adds ``broken``."""
+    data: list[str] = []
+    try:
+        async with worker.client.stream(
+            "POST", "/v1/completions", json=PROMPT | {"stream": True} | body
+        ) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    data.append(line.removeprefix("data: "))
+                    started.set()
+    except httpx.TransportError:
+        data.append("broken")
+    return data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worker")
+
+
+@pytest.fixture
+async def worker(folder: Path, model_dir: Path) -> AsyncIterator[Worker]:
+    worker = Worker(folder, model_dir, "--debug_mode", "--step-log", str(folder / "steps"))
+    await worker.ready()
+    yield worker
+    await worker.close()
+
+
+@pytest.mark.engine
+async def test_serves_and_drains(worker: Worker, folder: Path) -> None:
+    id = "eco-00000000000000aa"
+    client = worker.client
+    answer = await client.post(
+        "/v1/completions",
+        json=PROMPT | {"max_tokens": 5},
+        headers={headers.REQUEST_ID: id, headers.TTFT_SLO: "3"},
+    )
+    assert answer.status_code == 200
+    assert id in answer.json()["id"]
+    await _check_chat_and_errors(client)
+    await _check_metrics(worker)
+    await _check_disconnect(worker)
+
+    # SIGTERM: what runs is finished, what comes is refused, the exit is clean.
+    started = asyncio.Event()
+    running = asyncio.create_task(_events(worker, {"max_tokens": 150, "ignore_eos": True}, started))
+    await started.wait()
+    worker.process.send_signal(signal.SIGTERM)
+
+    async def refused() -> bool:
+        return (await client.get("/ecoserve/health")).status_code == 503
+
+    await until(refused)
+    answer = await client.post("/v1/completions", json=PROMPT)
+    assert (answer.status_code, answer.headers[headers.RETRYABLE]) == (503, "1")
+    events = await running
+    assert events[-1] == "[DONE]"
+    assert len(events) >= 150
+    assert await worker.status() == 0
+    assert not worker.complaints()
+    assert list((folder / "state").glob("latency-*.json"))
+    log = (folder / f"{worker.port}.out").read_text()
+    assert "phase prefill: " in log
+    assert "phase decode: " in log
+    kinds = {json.loads(line)["kind"] for line in (folder / "steps").read_text().splitlines()}
+    assert {"prefill", "decode"} <= kinds
+
+
+async def _check_chat_and_errors(client: httpx.AsyncClient) -> None:
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+    assert (await client.get("/v1/models")).json()["data"][0]["id"] == NAME
+    assert (await client.post("/v1/completions", json={"model": NAME})).status_code == 400
+    response = {"model": NAME, "input": "Hi", "max_output_tokens": 4}
+    assert (await client.post("/v1/responses", json=response)).status_code == 200
+
+
+async def _check_metrics(worker: Worker) -> None:
+    text = (await worker.client.get("/metrics")).text
+    assert "vllm:num_requests_running" in text
+    assert 'ecoserve_worker_steps_total{kind="prefill"}' in text
+    assert 'ecoserve_worker_steps_total{kind="mixed"}' in text
+    for name in ("phase", "use", "busy", "batch_limit", "mixing_penalty", "latency_model_error"):
+        assert f"ecoserve_worker_{name}" in text
+
+
+async def _check_disconnect(worker: Worker) -> None:
+    async with worker.client.stream(
+        "POST",
+        "/v1/completions",
+        json=PROMPT | {"max_tokens": 900, "ignore_eos": True, "stream": True},
+    ) as answer:
+        async for _ in answer.aiter_lines():
+            break
+
+    async def gone() -> bool:
+        text = (await worker.client.get("/metrics")).text
+        return (
+            "ecoserve_worker_present_requests 0.0" in text
+            and "ecoserve_worker_running_decodes 0.0" in text
+        )
+
+    await until(gone)
+
+
+@pytest.mark.engine
+async def test_a_killed_engine_is_told_and_ends_the_worker(worker: Worker) -> None:
+    started = asyncio.Event()
+    stream = asyncio.create_task(_events(worker, {"max_tokens": 900, "ignore_eos": True}, started))
+    whole = asyncio.create_task(
+        worker.client.post("/v1/completions", json=PROMPT | {"max_tokens": 900, "ignore_eos": True})
+    )
+    await started.wait()
+    os.kill(worker.engine_pid(), signal.SIGKILL)
+    events = await stream
+    assert events[-1] == "broken" or '"error"' in events[-1]
+    assert "[DONE]" not in events
+    answer = await whole
+    assert (answer.status_code, answer.headers[headers.RETRYABLE]) == (503, "1")
+    assert await worker.status() == 3
+    assert len(worker.complaints()) == 1
+
+
+@pytest.mark.engine
+async def test_a_killed_front_end_leaves_no_engine_behind(worker: Worker) -> None:
+    engine = Path(f"/proc/{worker.engine_pid()}")
+    worker.process.kill()
+    worker.process.wait()
+    await until(lambda: not engine.exists() or "Z" in (engine / "stat").read_text().split()[2])
+
+
+async def test_bad_starts_are_one_line(folder: Path, model_dir: Path) -> None:
+    (folder / "empty").mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        for worker, expected in (
+            (Worker(folder, folder / "none"), "does not exist"),
+            (Worker(folder, model_dir, port=port), f"port {port} of 127.0.0.1 is in use"),
+            (Worker(folder, folder / "empty"), "local directory"),
+        ):
+            assert await worker.status() == 1
+            (line,) = worker.complaints()
+            assert expected in line
+            assert "Traceback" not in worker.err.read_text()
+            await worker.close()
