@@ -133,7 +133,7 @@ class LatencyFit:
         *,
         window: int = 256,
         every: int = 32,
-        prior: float = 0.05,
+        prior: float = 0.2,
         outlier: float = 4.0,
     ) -> None:
         self.model = model

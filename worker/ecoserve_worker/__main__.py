@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ecoserve_worker.options import Options
 
 # Before numpy is imported: its BLAS would start threads, and the engine's process is forked.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -24,20 +29,27 @@ def main() -> int:
     options = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, _interrupted)
     try:
-        from ecoserve_worker.engine import StartError, parse_engine_arguments
-        from ecoserve_worker.server import bind, serve
-        from ecoserve_worker.vllm_plugin import register
-
-        register()
-        try:
-            args = parse_engine_arguments(options)
-            with bind(options) as sock:
-                return serve(options, args, sock)
-        except StartError as error:
-            print(f"ecoserve-worker: {error}", file=sys.stderr, flush=True)
-            return 1
+        return _run(options)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except Exception as error:
+        # One line for a person; where it came from goes to the log, which is standard output.
+        logging.getLogger("ecoserve_worker").info("cannot go on", exc_info=True)
+        text = str(error) or type(error).__name__
+        print(f"ecoserve-worker: {text.splitlines()[0]}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _run(options: Options) -> int:
+    from ecoserve_worker.vllm_plugin import register
+
+    register()
+    from ecoserve_worker.engine import parse_engine_arguments
+    from ecoserve_worker.server import bind, serve
+
+    args = parse_engine_arguments(options)
+    with bind(options) as sock:
+        return serve(options, args, sock)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
