@@ -46,7 +46,7 @@ class ClusterSpec(BaseModel):
     queue_limit: int = Field(default=QUEUE_LIMIT, ge=1)
     late_wait_s: float = Field(default=LATE_WAIT_S, gt=0, allow_inf_nan=False)
     macro_instances: tuple[Macro, ...] = ()
-    ramp_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    ramp_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
     debug: bool = False
     drain_timeout_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
