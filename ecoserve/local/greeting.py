@@ -15,10 +15,14 @@ _QUESTION = "What is the capital of France?"
 
 
 def question(model: str, path: str) -> dict[str, Any]:
-    """The body of a call of ``path`` (chat/completions or completions)."""
+    """The body of a call of ``path`` (chat/completions or completions).
+
+    The most likely answer is asked for: a small model's less likely ones make a poor first sight.
+    """
     if path == "completions":
-        return {"model": model, "prompt": _QUESTION, "max_tokens": 64}
-    return {"model": model, "messages": [{"role": "user", "content": _QUESTION}]}
+        return {"model": model, "prompt": _QUESTION, "max_tokens": 64, "temperature": 0}
+    messages = [{"role": "user", "content": _QUESTION}]
+    return {"model": model, "messages": messages, "temperature": 0}
 
 
 def text(answer: dict[str, Any]) -> str:
