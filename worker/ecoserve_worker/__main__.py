@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # One process serves, so vLLM's metrics need no files; with this set ours would not show.
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
-# Eager asks for no compiler, yet vLLM compiles its random sampler when the first request needs it:
-# five seconds and more into that request, for a function of three lines.
-if "--enforce-eager" in sys.argv:
-    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
 def main() -> int:
