@@ -77,6 +77,7 @@ class Rig:
 
     def agent(self) -> Agent:
         hello = pb.Hello(cluster="c", instance="i", incarnation="x", address="127.0.0.1:1")
+        hello.limits.kv_tokens, hello.limits.max_num_seqs = 46_592, 64
         return Agent(f"127.0.0.1:{self.port}", hello, self.ledger, self.execute)
 
 
@@ -108,6 +109,12 @@ async def test_hello_comes_first_with_the_latency_model(rig: Rig) -> None:
     assert (hello.cluster, hello.incarnation) == ("c", "x")
     assert hello.latency.decode_fixed == LATENCY[3]
     assert hello.latency.error == LATENCY[7]
+
+
+async def test_an_engine_that_never_ran_is_reported_as_free(rig: Rig) -> None:
+    await _until(lambda: rig.scheduler.reports)
+    report = rig.scheduler.reports[0]
+    assert (report.phase, report.kv_free_tokens, report.batch_limit) == ("decode", 46_592, 64)
 
 
 async def test_acceptance_latches(rig: Rig) -> None:

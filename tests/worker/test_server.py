@@ -31,14 +31,21 @@ def _free_port() -> int:
 class Worker:
     """``python -m ecoserve_worker`` and a client for it."""
 
-    def __init__(self, folder: Path, model: Path, *options: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *options: str,
+        port: int | None = None,
+        engine: tuple[str, ...] = (),
+    ) -> None:
         self.port = port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = folder
         command = [sys.executable, "-m", "ecoserve_worker", "--stand-alone"]
         command += ["--state-dir", str(folder / "state"), "--port", str(self.port), *options]
         command += ["--", "--model", str(model), "--served-model-name", NAME]
-        command += ["--max-model-len", "1024", "--enforce-eager"]
+        command += ["--max-model-len", "1024", "--enforce-eager", *engine]
         environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
         self.out = (folder / f"{self.port}.out").open("wb")
         self.err = folder / f"{self.port}.err"
@@ -166,7 +173,9 @@ async def _check_chat_and_errors(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models")).json()["data"][0]["id"] == NAME
     assert (await client.post("/v1/completions", json={"model": NAME})).status_code == 400
     response = {"model": NAME, "input": "Hi", "max_output_tokens": 4}
-    assert (await client.post("/v1/responses", json=response)).status_code == 200
+    answer = await client.post("/v1/responses", json=response)
+    assert answer.status_code == 200
+    assert answer.json()["id"].startswith("resp_eco-")
 
 
 async def _check_metrics(worker: Worker) -> None:
@@ -233,6 +242,7 @@ async def test_bad_starts_are_one_line(folder: Path, model_dir: Path) -> None:
             (Worker(folder, folder / "none"), "does not exist"),
             (Worker(folder, model_dir, port=port), f"port {port} of 127.0.0.1 is in use"),
             (Worker(folder, folder / "empty"), "local directory"),
+            (Worker(folder, model_dir, engine=("--bogus",)), "unrecognized arguments"),
         ):
             assert await worker.status() == 1
             (line,) = worker.complaints()

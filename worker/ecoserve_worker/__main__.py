@@ -37,15 +37,15 @@ def main() -> int:
 
 
 def _run(options: Options) -> int:
-    from ecoserve_worker.vllm_plugin import register
+    from ecoserve_worker.listen import bind
 
-    register()
-    from ecoserve_worker.engine import parse_engine_arguments
-    from ecoserve_worker.server import bind, serve
+    with bind(options.host, options.port) as sock:  # vLLM's imports alone take seconds
+        from ecoserve_worker.engine import parse_engine_arguments
+        from ecoserve_worker.server import serve
+        from ecoserve_worker.vllm_plugin import register
 
-    args = parse_engine_arguments(options)
-    with bind(options) as sock:
-        return serve(options, args, sock)
+        register()
+        return serve(options, parse_engine_arguments(options), sock)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

@@ -160,7 +160,10 @@ class Agent:
         now = time.monotonic()
         state = ledger.state
         if state is None:
-            report.phase = "prefill"
+            # No step has run yet, so the engine has said nothing: all of it is free.
+            report.phase = "decode"
+            report.kv_free_tokens = self._hello.limits.kv_tokens
+            report.batch_limit = self._hello.limits.max_num_seqs
         else:
             age = max(0.0, now - state.at)
             report.phase = state.phase
@@ -183,8 +186,7 @@ class Agent:
                     since_switch=decode.since_switch,
                 )
             report.kv_free_tokens = state.free_kv
-            report.use = state.use
-            report.busy = state.busy
+            report.use, report.busy = ledger.load
             if state.step_kind:
                 report.step.kind = state.step_kind
                 report.step.estimated_s = state.step_estimate

@@ -9,8 +9,9 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from ecoserve_worker.listen import StartError
 from ecoserve_worker.messages import Settings, engine_config
 from ecoserve_worker.options import Options
 from ecoserve_worker.vllm_plugin import ASYNC_SCHEDULER, SCHEDULER
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-class StartError(Exception):
-    """The worker cannot start; the text is one line for a person."""
-
-
 def parse_engine_arguments(options: Options) -> argparse.Namespace:
-    """vLLM's own arguments, checked; exits with vLLM's message where they are wrong."""
+    """vLLM's own arguments, checked; raises ``StartError`` where they are wrong."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser(prog="ecoserve-worker ... --"))
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise StartError(f"engine arguments: {message}")  # the usage alone is 250 lines
+
+    parser = make_arg_parser(Parser(prog="ecoserve-worker ... --"))
     args: argparse.Namespace = parser.parse_args(list(options.engine))
     args.host, args.port = options.host, options.port
     if os.sep in args.model and not Path(args.model).is_dir():
@@ -130,4 +131,5 @@ def first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
         del lines[0]  # pydantic's count of errors; the first of them follows
-    return (lines[0] if lines else text).removeprefix("Value error, ")[:300]
+    line = (lines[0] if lines else text).removeprefix("Value error, ")
+    return re.sub(r" \[type=\w+, input_value=.*", "", line)[:300]

@@ -35,6 +35,8 @@ _WORK = (
     "/classify",
     "/invocations",
 )
+# The one route whose request id vLLM takes from the body alone.
+_RESPONSES = "/v1/responses"
 _ID = re.compile(headers.REQUEST_ID_PATTERN)
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error"'
@@ -97,6 +99,8 @@ class Gate:
             *(pair for pair in scope["headers"] if pair[0] != b"x-request-id"),
             (b"x-request-id", id.encode()),
         ]
+        if scope["path"] == _RESPONSES:
+            receive = await _with_request_id(receive, f"resp_{id}")
         call = self._ledger.begin(id, waited, slo[headers.TTFT_SLO], slo[headers.TPOT_SLO])
         answer = _Answer(self._ledger, call, receive, send)
         try:
@@ -198,6 +202,34 @@ class _Answer:
             await self._send(_last(b""))
         self._whole = True
         raise _Ended
+
+
+async def _with_request_id(receive: Receive, id: str) -> Receive:
+    """The same body with its ``request_id`` set; one that is no JSON object is left to vLLM."""
+    body = b""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return _replay(message, receive)
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    try:
+        given = json.loads(body)
+        if isinstance(given, dict):
+            body = json.dumps(given | {"request_id": id}).encode()
+    except ValueError:
+        pass
+    return _replay({"type": "http.request", "body": body, "more_body": False}, receive)
+
+
+def _replay(first: Message, then: Receive) -> Receive:
+    messages = [first]
+
+    async def receive() -> Message:
+        return messages.pop() if messages else await then()
+
+    return receive
 
 
 def _aborted(body: bytes) -> bool:

@@ -30,6 +30,7 @@ CLIENT_GONE = 499
 # How long after the end of its HTTP call a request waits for the engine's account of it.
 _SETTLE_SECONDS = 1.0
 _KEPT_SWITCHES = 256
+_LOAD_WINDOW = 10.0  # that of ``ecoserve.policy.use.UseMeter``
 
 
 @dataclass(slots=True)
@@ -99,6 +100,18 @@ class Ledger:
     def present(self) -> list[str]:
         """Ids of the requests whose HTTP call is under way."""
         return list(self._calls)
+
+    @property
+    def load(self) -> tuple[float, float]:
+        """Use and busy share now. An idle engine sends nothing, and both fall to 0 with its
+        window."""
+        state = self.state
+        if state is None:
+            return 0.0, 0.0
+        left = 1.0
+        if not (state.step_kind or state.waiting or state.running):
+            left = max(0.0, 1 - (self._clock() - state.at) / _LOAD_WINDOW)
+        return state.use * left, state.busy * left
 
     @property
     def idle(self) -> bool:

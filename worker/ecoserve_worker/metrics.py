@@ -48,8 +48,9 @@ class WorkerCollector(Collector):
         steps.add_metric(["decode"], state.steps_decode)
         steps.add_metric(["mixed"], state.steps_mixed)
         yield steps
-        yield _gauge("use", "Load as a share of what the instance can serve", state.use)
-        yield _gauge("busy", "Share of the last seconds in which a step ran", state.busy)
+        use, busy = ledger.load
+        yield _gauge("use", "Load as a share of what the instance can serve", use)
+        yield _gauge("busy", "Share of the last seconds in which a step ran", busy)
         yield _gauge("batch_limit", "Dynamic batch size in force (sequences)", state.batch_limit)
         yield _gauge("free_kv_tokens", "KV cache that is free (tokens)", state.free_kv)
         yield _gauge("waiting_prompts", "Sequences with prompt left", len(state.waiting))

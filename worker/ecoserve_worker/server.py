@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import json
 import logging
 import multiprocessing
@@ -28,9 +27,10 @@ from ecoserve.policy import make
 from ecoserve.policy.state import SLO
 from ecoserve_worker import calibrate, metrics
 from ecoserve_worker.channel import FrontEnd
-from ecoserve_worker.engine import StartError, cause, configure, first_line, start
+from ecoserve_worker.engine import cause, configure, first_line, start
 from ecoserve_worker.gate import Gate
 from ecoserve_worker.ledger import Ledger
+from ecoserve_worker.listen import StartError
 from ecoserve_worker.messages import Settings
 from ecoserve_worker.options import Options
 
@@ -50,23 +50,6 @@ _WATCH_INTERVAL = 0.1
 _ANSWERS_END_WITHIN = 3.0
 
 
-def bind(options: Options) -> socket.socket:
-    """The listening socket, bound before the engine takes its time to start."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((options.host, options.port))
-        sock.listen(1)
-    except OSError as error:
-        sock.close()
-        what = f"{options.host}:{options.port}"
-        if error.errno == errno.EADDRINUSE:
-            raise StartError(f"port {options.port} of {options.host} is in use") from error
-        raise StartError(f"cannot listen on {what}: {error.strerror or error}") from error
-    return sock
-
-
 def serve(options: Options, args: argparse.Namespace, sock: socket.socket) -> int:
     """Runs the worker to its end; returns the exit status.
 
@@ -81,7 +64,8 @@ def serve(options: Options, args: argparse.Namespace, sock: socket.socket) -> in
                 worker.start_engine(file)
             except (Exception, SystemExit) as error:
                 worker.channel.close()
-                raise StartError(cause(errors, error)) from error
+                logger.debug("the engine did not start", exc_info=True)
+                raise StartError(f"the engine did not start: {cause(errors, error)}") from error
             try:
                 status: int = uvloop.run(worker.run(sock))
             finally:
