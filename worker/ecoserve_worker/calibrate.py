@@ -63,6 +63,20 @@ def save(file: Path, model: LatencyModel) -> None:
     temporary.replace(file)
 
 
+async def warm_up(engine: Engine, ledger: Ledger, *, vocabulary: int, max_len: int) -> None:
+    """Makes the first steps, which take longer than all others, before a request has to.
+
+    For an engine that is not measured because its model is kept. Nothing of it is counted.
+    """
+    ledger.calibrate(True)
+    run = _Run(engine, vocabulary, max_len)
+    await run.generate(16, 2)
+    await run.generate(256, 4)
+    ledger.samples.clear()
+    ledger.calibrate(False)
+    await engine.reset_prefix_cache()
+
+
 async def measure(engine: Engine, ledger: Ledger, *, vocabulary: int, max_len: int) -> LatencyModel:
     """Measures and fits; about two seconds with a small model on two cores.
 

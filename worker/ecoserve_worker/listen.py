@@ -11,13 +11,15 @@ class StartError(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; raises ``StartError`` if there can be none."""
+    """A TCP socket to listen on; raises ``StartError`` if there can be none.
+
+    It does not listen yet: until the worker serves, connections are refused instead of hanging.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-        sock.listen()
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:

@@ -127,6 +127,8 @@ class Worker:
             if not self.engine_dead:
                 if work.done() and (error := work.exception()) is not None:
                     raise StartError(first_line(str(error) or type(error).__name__)) from error
+                if serving.done() and not told.done():
+                    raise StartError("the HTTP server did not start; see its log")
                 self.ledger.draining = True
                 self.ledger.changed.set()
                 await self._until_idle(self.options.drain_timeout)
@@ -186,18 +188,16 @@ class Worker:
         await Agent(options.scheduler, self._hello(), self.ledger, self.execute).run()
 
     async def _calibrated(self) -> LatencyModel:
-        config = self.engine.vllm_config
+        config = self.engine.vllm_config.model_config
+        size = {"vocabulary": config.get_vocab_size(), "max_len": config.max_model_len}
         file = calibrate.cache_file(self.options.state_dir, self._calibration_key())
         model = calibrate.load(file)
-        if model is None:
-            model = await calibrate.measure(
-                self.engine,
-                self.ledger,
-                vocabulary=config.model_config.get_vocab_size(),
-                max_len=config.model_config.max_model_len,
-            )
-            self.options.state_dir.mkdir(parents=True, exist_ok=True)
-            calibrate.save(file, model)
+        if model is not None:
+            await calibrate.warm_up(self.engine, self.ledger, **size)
+            return model
+        model = await calibrate.measure(self.engine, self.ledger, **size)
+        self.options.state_dir.mkdir(parents=True, exist_ok=True)
+        calibrate.save(file, model)
         return model
 
     def _calibration_key(self) -> dict[str, Any]:

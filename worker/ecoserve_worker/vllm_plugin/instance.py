@@ -39,6 +39,7 @@ logger = logging.getLogger("ecoserve_worker.engine")
 # A guess to begin with where nothing was calibrated; the fit corrects it within some steps.
 UNCALIBRATED = LatencyModel(0.01, 2e-4, 2e-8, 0.015, 4e-4, 1.5e-6, error=0.5)
 
+_USE_INTERVAL = 0.1  # how often use is worked out anew
 _LIMIT_INTERVAL = 1.0  # how often the dynamic batch size moves
 
 
@@ -129,6 +130,8 @@ class Instance:
         self._kv_tokens = kv_tokens
         self._step_budget = step_budget
         self._limit_at = now
+        self._use_at = now
+        self._busy = 0.0
         self._step_log = step_log
         self._metas: dict[str, Meta] = {}
         self._in_flight: deque[Step] = deque()
@@ -296,7 +299,11 @@ class Instance:
         self._cached_tokens += tokens
 
     def measure(self, now: float) -> None:
-        """Brings use and, once a second, the dynamic batch size up to date."""
+        """Brings use and the dynamic batch size up to date, where it is time."""
+        if now - self._use_at < _USE_INTERVAL:
+            return
+        self._use_at = now
+        self._busy = self._meter.busy(now)
         self.use = self._meter.use(
             now,
             self.fit.model,
@@ -338,7 +345,7 @@ class Instance:
                 running,
                 free_kv,
                 self.use,
-                self._meter.busy(now),
+                self._busy,
                 step.kind if step.seconds else "",
                 step.seconds,
                 self.batch_limit,
