@@ -45,9 +45,10 @@ async def main() -> None:
             low, high = (rate, high) if met >= options.attainment else (low, rate)
         goodput = low
     rows = []
-    for share in SHARES:
+    for number, share in enumerate(SHARES):
         rate = share * goodput
-        outcomes, samples = await run(options, cluster["model"], rate, seed=100)
+        # New prompts each time: those of the last run are in the prefix caches.
+        outcomes, samples = await run(options, cluster["model"], rate, seed=100 + number)
         rows.append(
             {
                 "share": share,

@@ -9,7 +9,7 @@ from typing import ClassVar
 from ecoserve.policy.admission import sustained
 from ecoserve.policy.base import Verdict
 from ecoserve.policy.phases import forced, tokens_for_work
-from ecoserve.policy.routing import by_held_prefix, lightest
+from ecoserve.policy.routing import soonest
 from ecoserve.policy.settings import at_least
 from ecoserve.policy.state import EngineView, InstanceView, MacroView, Request, StepPlan
 from ecoserve.policy.window import Window
@@ -59,5 +59,5 @@ class Paced:
         return sustained(request, instance, now, self.worth)
 
     def order(self, request: Request, view: MacroView) -> Iterable[InstanceView]:
-        """Held prefix, then the lightest: no phases to roll where steps are mixed."""
-        return by_held_prefix(request, lightest(view.instances))
+        """Where its prefill would end soonest: no phases to roll where steps are mixed."""
+        return soonest(request, view.instances)

@@ -7,8 +7,6 @@ phase and the others decode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ecoserve.policy.state import InstanceView, MacroView, Request
 
 # Held prefixes are compared in quarters of the prompt: a block more or less of a system prompt that
@@ -46,16 +44,27 @@ def rolling(view: MacroView) -> list[InstanceView]:
 
 def by_held_prefix(
     request: Request, instances: list[InstanceView] | tuple[InstanceView, ...]
-) -> Iterator[InstanceView]:
+) -> list[InstanceView]:
     """The same instances, those that hold more of the prompt first, else in the order given.
 
     Among those that satisfy the check a held prefix ranks first: a conversation returns to where
-    its KV is, and its prefill is saved.
+    its KV is, and its prefill is saved. It ranks only where it saves more time than it costs: a
+    hot prefix must not pile its requests up on one instance while others idle.
     """
     if not request.held or request.prompt_tokens <= 0:
-        return iter(instances)
+        return list(instances)
+    least = min(map(load, instances), default=0.0)
 
     def quarters(instance: InstanceView) -> int:
-        return HELD_STEPS * request.held.get(instance.name, 0) // request.prompt_tokens
+        held = request.held.get(instance.name, 0)
+        saved = instance.latency.prefill(request.prompt_tokens) - instance.prefill_seconds(request)
+        if saved < load(instance) - least:
+            return 0
+        return HELD_STEPS * held // request.prompt_tokens
 
-    return iter(sorted(instances, key=quarters, reverse=True))
+    return sorted(instances, key=quarters, reverse=True)
+
+
+def soonest(request: Request, instances: tuple[InstanceView, ...]) -> list[InstanceView]:
+    """By when each would be done with the request's prefill, a held prefix counted in."""
+    return sorted(instances, key=lambda i: load(i) + i.prefill_seconds(request) / i.weight)

@@ -75,6 +75,15 @@ def test_algorithm_1_checks_mean_slack_of_settled_decodes_and_ignores_the_young(
     assert policy.check(request(arrived=-4.99), ready, 0.0).admitted
 
 
+@pytest.mark.parametrize("name", ["padg", "window", "paced"])
+def test_a_hot_prefix_does_not_pile_up_on_one_instance(name: str) -> None:
+    scheduler = MacroScheduler(make(name))
+    scheduler.last = "b"
+    hot = request(prompt=300, held={"a": 300})
+    piled = view(instance("a", backlog=1.0), instance("b"))
+    assert route(scheduler, piled, hot)[0].instance == "b"  # type: ignore[union-attr]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(["padg", "window", "paced"]),
