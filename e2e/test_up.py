@@ -7,11 +7,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,95 +15,13 @@ import httpx
 import openai
 import pytest
 
+from e2e.harness import NAME, Running, descendants, until
 from ecoserve.local import guard
-from ecoserve.local.machine import free_ports, port_in_use
+from ecoserve.local.machine import port_in_use
 
 pytestmark = [pytest.mark.engine, pytest.mark.envoy, pytest.mark.timeout(600)]
 
-NAME = "SmolLM2-135M-Instruct"
 CAPITAL = {"role": "user", "content": "What is the capital of France?"}
-
-
-@dataclass
-class Running:
-    """A running `ecoserve up` and all that it has printed."""
-
-    process: subprocess.Popen[str]
-    port: int
-    lines: list[str] = field(default_factory=list)
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    @property
-    def commands(self) -> list[str]:
-        return [line.strip() for line in self.lines if line.startswith("  curl ")]
-
-    def address(self, name: str) -> str:
-        """What stands behind a name in the greeting."""
-        pattern = re.compile(rf"  {name} +(\S+)")
-        return next(found[1] for line in self.lines if (found := pattern.fullmatch(line)))
-
-    def instances(self) -> dict[str, dict[str, Any]]:
-        """The instances by name, as the scheduler has them now; empty while it is away."""
-        try:
-            state = httpx.get(self.address("State"), timeout=5).json()
-        except httpx.HTTPError:
-            return {}
-        macros = state["clusters"].get("local", {}).get("macro_instances", {})
-        return {i["name"]: i for macro in macros.values() for i in macro["instances"]}
-
-
-def until(what: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-
-
-def descendants(root: int) -> dict[int, str]:
-    """All processes below ``root``, with their command lines."""
-    parents, commands = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        pid = int(stat.parent.name)
-        try:
-            parents[pid] = int(stat.read_text().rpartition(")")[2].split()[1])
-            commands[pid] = (stat.parent / "cmdline").read_text().replace("\0", " ")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: commands[pid] for pid in found - {root} if pid in commands}
-
-
-@pytest.fixture(scope="module")
-def up(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Two workers behind a free port, as the default model is served, in debug mode."""
-    port = free_ports(1)[0]
-    command = [sys.executable, "-m", "ecoserve", "up", "--port", str(port), "--logs"]
-    command += ["--debug_mode", "--run-dir", str(tmp_path_factory.mktemp("run"))]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    running = Running(process, port)
-    reader = threading.Thread(target=running.read, daemon=True)
-    reader.start()
-    try:
-        until(lambda: any("Ctrl-C stops" in li for li in running.lines) or process.poll(), 300)
-        assert process.poll() is None, "\n".join(running.lines)
-        yield running
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(120)
-        reader.join(10)
 
 
 @pytest.fixture

@@ -1,0 +1,119 @@
+"""A running `ecoserve up`, and looking at its processes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+NAME = "SmolLM2-135M-Instruct"
+
+
+@dataclass
+class Running:
+    """A running `ecoserve up` and all that it has printed."""
+
+    process: subprocess.Popen[str]
+    port: int
+    lines: list[str] = field(default_factory=list)
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def commands(self) -> list[str]:
+        return [line.strip() for line in self.lines if line.startswith("  curl ")]
+
+    def address(self, name: str) -> str:
+        """What stands behind a name in the greeting."""
+        pattern = re.compile(rf"  {name} +(\S+)")
+        return next(found[1] for line in self.lines if (found := pattern.fullmatch(line)))
+
+    def state(self) -> dict[str, Any]:
+        """The scheduler's state; empty while it is away."""
+        try:
+            return dict(httpx.get(self.address("State"), timeout=5).json())
+        except httpx.HTTPError:
+            return {}
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        """The instances by name, as the scheduler has them now; empty while it is away."""
+        local = self.state().get("clusters", {}).get("local", {})
+        macros = local.get("macro_instances", {})
+        return {i["name"]: i for macro in macros.values() for i in macro["instances"]}
+
+
+def until(what: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+def descendants(root: int) -> dict[int, str]:
+    """All processes below ``root``, with their command lines."""
+    parents, commands = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        pid = int(stat.parent.name)
+        try:
+            parents[pid] = int(stat.read_text().rpartition(")")[2].split()[1])
+            commands[pid] = (stat.parent / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: commands[pid] for pid in found - {root} if pid in commands}
+
+
+def only(running: Running, part: str) -> int:
+    """The one process of the run whose command line has ``part`` in it."""
+    (pid,) = [p for p, line in descendants(running.process.pid).items() if part in line]
+    return pid
+
+
+def engine_core(running: Running, instance: str) -> int:
+    """The EngineCore of a worker: the child that vLLM forks from its front end."""
+    (pid,) = descendants(only(running, f"--instance {instance} "))
+    return pid
+
+
+def accepted(running: Running) -> bool:
+    """Whether all instances are routed to and nothing is left over from what came before."""
+    found = running.instances().values()
+    return len(found) == 2 and all(i["state"] == "accepted" for i in found)
+
+
+def at_rest(running: Running) -> bool:
+    """Whether nothing runs, waits or is reserved anywhere."""
+    found = running.instances().values()
+    return accepted(running) and not any(
+        i.get("running") or i.get("waiting") or i["reservations"] for i in found
+    )
+
+
+def routed(running: Running) -> float:
+    """Calls that the scheduler has routed since it started; 0 while it does not answer."""
+    try:
+        text = httpx.get(running.address("Metrics"), timeout=0.3).text
+    except httpx.HTTPError:
+        return 0.0
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "ecoserve_queue_wait_seconds_count"
+    )
