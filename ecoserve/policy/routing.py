@@ -22,13 +22,14 @@ def cycle(view: MacroView) -> tuple[InstanceView, ...]:
 
 
 def load(instance: InstanceView) -> float:
-    """What "lightest" compares: pending prefill seconds and running decodes' share, by weight.
+    """What "lightest" compares: seconds of work that an instance owes within the next second.
 
-    Decodes count with the time of one decode step of theirs, the delay that they add to a prefill.
+    That is what is left of its step, its pending prefills, and the share of its time that its
+    decodes need to keep their pace; by weight.
     """
     decodes = instance.decodes
-    busy = instance.residue + instance.backlog
-    return (busy + instance.latency.decode(decodes.count, decodes.context)) / instance.weight
+    share = instance.latency.decode(decodes.count, decodes.context) / decodes.tpot
+    return (instance.residue + instance.backlog + share) / instance.weight
 
 
 def lightest(instances: tuple[InstanceView, ...]) -> list[InstanceView]:

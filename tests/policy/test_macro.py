@@ -75,6 +75,14 @@ def test_algorithm_1_checks_mean_slack_of_settled_decodes_and_ignores_the_young(
     assert policy.check(request(arrived=-4.99), ready, 0.0).admitted
 
 
+def test_decodes_are_spread_even_if_one_instance_measured_itself_a_little_faster() -> None:
+    scheduler = MacroScheduler(make("paced"))
+    busy = instance("a", decodes=Decodes(8, 4000, 0.05, 0.05, 0.1))
+    slower = replace(GPU, prefill_token=1.2 * GPU.prefill_token)
+    idle = instance("b", latency=slower)
+    assert route(scheduler, view(busy, idle), request())[0].instance == "b"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("name", ["padg", "window", "paced"])
 def test_a_hot_prefix_does_not_pile_up_on_one_instance(name: str) -> None:
     scheduler = MacroScheduler(make(name))
