@@ -21,6 +21,8 @@ log = logging.getLogger("ecoserve.scheduler")
 
 # An instance is accepted after this even if its warm-up has not ended; it is only slower at first.
 WARM_S = 30.0
+# Instances that are accepted within so long of each other have started together.
+TOGETHER_S = 3.0
 
 
 class Link:
@@ -192,9 +194,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
             return
         if not instance.accepted:
             # One that joins others starts with a small share; after a start of everything, or of
-            # the scheduler alone, there is nobody else to give the rest to.
+            # the scheduler alone, all come at about the same time and nobody has the rest.
             now = self._store.clock()
-            joins = bool(cluster.routable()) and now - cluster.applied_at > 3.0
+            joins = any(now - other.accepted_at > TOGETHER_S for other in cluster.routable())
             instance.accept(now, cluster.spec.ramp_s if joins else 0.0)
         instance.refused = ""
         if not link.accepted_told:

@@ -260,3 +260,23 @@ async def test_a_changed_declaration_is_configured_without_a_gap(rig) -> None:
     await until(lambda: worker.commands[-1].configure.slo.ttft_s == 9.0)
     assert (await rig.states())["a"] == "accepted"
     assert not worker.refused
+
+
+async def test_one_that_joins_has_a_small_share_first_a_common_start_has_none(rig) -> None:
+    store = rig.server.store
+    unset = cluster("a", "b", "c", ramp_s=1000.0)
+    unset.ClearField("slo")
+    await rig.apply(unset)
+    workers = [rig.worker("a"), rig.worker("b")]
+    await until(lambda: all(worker.refused for worker in workers))
+    # However long the start took, those that are accepted together share evenly.
+    begun = store.clock
+    store.clock = lambda: begun() + 60.0
+    await rig.apply(cluster("a", "b", "c", ramp_s=1000.0))
+    for worker in workers:
+        await worker.ready()
+    instances = store.clusters["c"].instances
+    assert [instances[name].weight(store.clock()) for name in "ab"] == [1.0, 1.0]
+    store.clock = lambda: begun() + 70.0
+    await rig.worker("c").ready()
+    assert instances["c"].weight(store.clock()) == pytest.approx(0.1)
