@@ -62,6 +62,9 @@ def up(
     late: Annotated[
         Late, typer.Option(help="What becomes of a request whose TTFT cannot be met.")
     ] = Late.serve,
+    queue_limit: Annotated[
+        int, typer.Option(help="Requests that may wait; of more, some get a 429.")
+    ] = 1024,
     api_key: Annotated[
         list[str] | None, typer.Option(help="Ask clients for this key; repeat for more.")
     ] = None,
@@ -113,6 +116,7 @@ def up(
         ttft=ttft_slo,
         tpot=tpot_slo,
         late=late.value,
+        queue_limit=queue_limit,
         api_keys=keys,
         body_limit=body_limit,
         debug=debug_mode,

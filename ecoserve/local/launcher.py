@@ -179,6 +179,7 @@ class Launcher:
             policy=options.policy,
             policy_settings=options.policy_settings,
             late=options.late,
+            queue_limit=options.queue_limit,
             macro_instances=[admin_pb2.MacroInstance(name=f"{CLUSTER}-0", instances=self._names)],
             debug=options.debug,
             drain_timeout_s=options.drain_timeout,

@@ -33,6 +33,7 @@ class Options:
     ttft: float | None = None
     tpot: float | None = None
     late: Literal["serve", "shed"] = "serve"
+    queue_limit: int = 1024
     api_keys: tuple[str, ...] = ()
     body_limit: int = 16 << 20
     debug: bool = False
@@ -65,6 +66,8 @@ def check(options: Options) -> None:
     for name, value in (("--ttft-slo", options.ttft), ("--tpot-slo", options.tpot)):
         if value is not None and not 0 < value < float("inf"):
             raise SetupError(f"{name} must be a positive number of seconds, not {value:g}")
+    if options.queue_limit < 1:
+        raise SetupError(f"--queue-limit must be at least 1, not {options.queue_limit}")
     if options.drain_timeout <= 0:
         raise SetupError(f"--drain-timeout must be more than 0, not {options.drain_timeout:g}")
     try:

@@ -56,6 +56,7 @@ def tiny(tmp_path: Path) -> Path:
         (["--workers", "0"], "--workers must be at least 1, not 0"),
         (["--ttft-slo", "-1"], "--ttft-slo must be a positive number of seconds, not -1"),
         (["--tpot-slo", "nan"], "--tpot-slo must be a positive number of seconds, not nan"),
+        (["--queue-limit", "0"], "--queue-limit must be at least 1, not 0"),
         (["--drain-timeout", "0"], "--drain-timeout must be more than 0, not 0"),
         (["--body-limit", "7"], "body_limit must be 1 KiB to 2 GiB, not 7 bytes"),
         (["--api-key", "a b"], "api_keys: number 1 is empty or holds spaces"),
