@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 _REPORT_INTERVAL = 0.05  # at most 20 a second
 _REPORT_AT_LEAST = 1.0
 _ACKNOWLEDGED_WITHIN = 2.0  # what is not is sent again
-_BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 2.0
-_RECONNECT = (("initial", 100), ("min", 100), ("max", 1000))
+# A scheduler that comes back is to route again within two seconds, so both stay well below.
+_BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 0.5
+_RECONNECT = (("initial", 100), ("min", 100), ("max", 500))
 
 Handler = Callable[[pb.Command], Awaitable[None]]
 _Stream = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.SchedulerMessage]
