@@ -19,7 +19,7 @@ def expected(stock: Engine, prompts: list[str]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected_tiny(tiny_stock: Engine, prompts: list[str]) -> list[list[int]]:
-    return tiny_stock.generate(prompts, output=36)
+    return tiny_stock.generate(prompts, output=30)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -38,7 +38,7 @@ def test_greedy_output_is_stocks_with_preemptions(
 ) -> None:
     tiny_eco.use(policy)
     preempted = tiny_eco.scheduler._eco._preemptions
-    assert tiny_eco.generate(prompts, output=36) == expected_tiny
+    assert tiny_eco.generate(prompts, output=30) == expected_tiny
     assert tiny_eco.scheduler._eco._preemptions > preempted
 
 

@@ -244,8 +244,10 @@ async def test_bad_starts_are_one_line(folder: Path, model_dir: Path) -> None:
             (Worker(folder, folder / "empty"), "local directory"),
             (Worker(folder, model_dir, engine=("--bogus",)), "unrecognized arguments"),
         ):
-            assert await worker.status() == 1
-            (line,) = worker.complaints()
-            assert expected in line
-            assert "Traceback" not in worker.err.read_text()
-            await worker.close()
+            try:
+                assert await worker.status() == 1
+                (line,) = worker.complaints()
+                assert expected in line
+                assert "Traceback" not in worker.err.read_text()
+            finally:
+                await worker.close()

@@ -192,7 +192,9 @@ def test_a_failed_stream_ends_with_an_error_event_that_the_gate_knows() -> None:
 
 
 def test_start_method_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import envs
     from vllm.utils.system_utils import get_mp_context
 
+    envs.disable_envs_cache()  # an engine in this process has turned it on
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     assert get_mp_context().get_start_method() == "fork"

@@ -26,8 +26,7 @@ from ecoserve_worker.vllm_plugin.instance import UNCALIBRATED
 
 logger = logging.getLogger(__name__)
 
-_ROUNDS = 2
-_LENGTHS = (64, 256, 768)
+_LENGTHS = (64, 256, 64, 640, 256)
 _BATCH = 8
 _JOINING = (64, 192, 384)
 
@@ -88,14 +87,13 @@ async def measure(engine: Engine, ledger: Ledger, *, vocabulary: int, max_len: i
     ledger.calibrate(True)
     await run.generate(16, 2)  # the first steps of an engine are not like the others
     warm_up = len(ledger.samples)
-    for _ in range(_ROUNDS):
-        for length in _LENGTHS:
-            await run.generate(length, 4)
-        decodes = [run.start(32, 24) for _ in range(_BATCH)]
-        await decodes[0].first_token.wait()
-        for length in _JOINING:
-            await run.generate(length, 2)
-        await asyncio.gather(*(decode.task for decode in decodes))
+    for length in _LENGTHS:
+        await run.generate(length, 4)
+    decodes = [run.start(32, 16) for _ in range(_BATCH)]
+    await decodes[0].first_token.wait()
+    for length in _JOINING:
+        await run.generate(length, 2)
+    await asyncio.gather(*(decode.task for decode in decodes))
     samples = [StepSample(s.tokens, s.pairs, s.batch, s.context, s.seconds) for s in ledger.samples]
     ledger.samples.clear()
     ledger.calibrate(False)

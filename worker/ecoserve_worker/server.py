@@ -48,6 +48,8 @@ ENGINE_DIED = 3
 
 _WATCH_INTERVAL = 0.1
 _ANSWERS_END_WITHIN = 3.0
+# A Ctrl-C reaches the whole process group and then comes once more from whoever started us.
+_SAME_SIGNAL_WITHIN = 1.0
 
 
 def serve(options: Options, args: argparse.Namespace, sock: socket.socket) -> int:
@@ -87,6 +89,7 @@ class Worker:
         self.engine: AsyncLLM
         self.app: ASGIApp
         self._told_to_stop = asyncio.Event()
+        self._told_at = 0.0
         self._settings = Settings(
             options.policy, {}, options.slo.ttft, options.slo.tpot, debug=options.debug
         )
@@ -287,11 +290,15 @@ class Worker:
     # --- the end
 
     def _signalled(self) -> None:
+        now = time.monotonic()
         if self._told_to_stop.is_set():
+            if now - self._told_at < _SAME_SIGNAL_WITHIN:
+                return
             for child in multiprocessing.active_children():
                 child.kill()
             os._exit(1)
         logger.info("draining; a second signal ends at once")
+        self._told_at = now
         self.ledger.draining = True
         self._told_to_stop.set()
 
