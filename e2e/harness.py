@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 NAME = "SmolLM2-135M-Instruct"
 
@@ -41,6 +42,23 @@ class Running:
         """What stands behind a name in the greeting."""
         pattern = re.compile(rf"  {name} +(\S+)")
         return next(found[1] for line in self.lines if (found := pattern.fullmatch(line)))
+
+    def log(self, name: str) -> list[str]:
+        """What a process has logged, lines that are whole."""
+        (folder,) = (li.removeprefix("· Logs in ") for li in self.lines if li.startswith("· Logs"))
+        return (Path(folder) / f"{name}.log").read_text().split("\n")[:-1]
+
+    def answered(self) -> list[dict[str, Any]]:
+        """Envoy's access log; it is some seconds behind."""
+        return [json.loads(line) for line in self.log("envoy") if line.startswith("{")]
+
+    def said(self, mark: str) -> list[float]:
+        """When the scheduler logged the lines with ``mark`` in them, seconds since the epoch."""
+        return [
+            datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+            for line in self.log("scheduler")
+            if mark in line
+        ]
 
     def state(self) -> dict[str, Any]:
         """The scheduler's state; empty while it is away."""
@@ -102,18 +120,4 @@ def at_rest(running: Running) -> bool:
     found = running.instances().values()
     return accepted(running) and not any(
         i.get("running") or i.get("waiting") or i["reservations"] for i in found
-    )
-
-
-def routed(running: Running) -> float:
-    """Calls that the scheduler has routed since it started; 0 while it does not answer."""
-    try:
-        text = httpx.get(running.address("Metrics"), timeout=0.3).text
-    except httpx.HTTPError:
-        return 0.0
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "ecoserve_queue_wait_seconds_count"
     )
