@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from ecoserve_worker import agent as agent_module
 from ecoserve_worker.agent import Agent
 from ecoserve_worker.ledger import Ledger
 from ecoserve_worker.messages import FromEngine, PhaseSwitch, PromptState, State
@@ -188,3 +189,41 @@ async def test_reports_come_when_nothing_changes(rig: Rig) -> None:
     assert [report.number for report in rig.scheduler.reports] == sorted(
         report.number for report in rig.scheduler.reports
     )
+
+
+class _Ended:
+    """A stream whose end is found by a write, before any read tells of it."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    async def write(self, message: pb.WorkerMessage) -> None:
+        self.written += 1
+        if message.HasField("report"):
+            raise asyncio.InvalidStateError("RPC already finished.")
+
+    async def read(self) -> Any:
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_write_into_an_ended_stream_only_ends_the_session(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = _Ended()
+
+    class Stub(pb_grpc.SessionStub):
+        def __init__(self, channel: grpc.aio.Channel) -> None:
+            super().__init__(channel)
+            if not ended.written:
+                self.Connect = lambda: ended
+
+    monkeypatch.setattr(agent_module, "SessionStub", Stub)
+    running = asyncio.create_task(rig.agent().run())
+    await _until(lambda: ended.written == 2)
+    await _until(lambda: len(rig.scheduler.hellos) == 2)  # the rig's own is the other
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

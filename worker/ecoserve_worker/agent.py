@@ -61,8 +61,9 @@ class Agent:
                 try:
                     await self._session(SessionStub(channel))  # type: ignore[no-untyped-call]
                     logger.warning("the scheduler ended the session")
-                except grpc.aio.AioRpcError as error:
-                    logger.warning("no session with %s: %s", self._target, error.details())
+                except* (grpc.aio.AioRpcError, asyncio.InvalidStateError) as broken:
+                    # A report that is written when the stream has just ended gets the second.
+                    logger.warning("no session with %s: %s", self._target, _cause(broken))
                 if time.monotonic() - began > 5:
                     backoff = _BACKOFF_FIRST
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
@@ -85,8 +86,6 @@ class Agent:
                 async for message in _messages(stream):
                     self._take(message)
                 sending.cancel()
-        except* grpc.aio.AioRpcError as group:
-            raise group.exceptions[0] from None
         finally:
             stream.cancel()
 
@@ -214,6 +213,11 @@ class Agent:
             switch = ledger.switches.popleft()
             report.switches.add(phase=switch.phase, age_s=now - switch.at, reason=switch.reason)
         return report
+
+
+def _cause(broken: BaseExceptionGroup[Exception]) -> str:
+    errors = broken.exceptions
+    return next((str(e.details()) for e in errors if isinstance(e, grpc.aio.AioRpcError)), "")
 
 
 async def _messages(stream: _Stream) -> AsyncIterator[pb.SchedulerMessage]:
