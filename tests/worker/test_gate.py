@@ -261,6 +261,34 @@ async def test_a_begun_answer_whose_app_raises_is_a_broken_connection() -> None:
     assert outcome.broken
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_what_a_worker_that_ends_had_not_begun_is_a_retryable_503(begun: bool) -> None:
+    reached = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        await _head(send)
+        if begun:
+            await _body(send, b"data: {}\n\n")
+        reached.set()
+        await asyncio.Event().wait()
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    rig = Rig(app)
+    serving = asyncio.create_task(rig.gate(_scope(), send, send))
+    await reached.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert [m["status"] for m in sent if "status" in m] == [200 if begun else 503]
+    retryable = (headers.RETRYABLE.encode(), b"1") in sent[0]["headers"]
+    assert retryable is not begun
+    assert sent[-1].get("more_body", False) is begun  # what was begun is left broken
+
+
 async def test_a_whole_stream_passes_untouched() -> None:
     async def app(scope: Any, receive: Any, send: Send) -> None:
         await _head(send)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -109,6 +110,11 @@ class Gate:
             pass
         except _Unbegun:
             await _unavailable("the engine died")(scope, receive, answer.send_through)
+        except asyncio.CancelledError:
+            # The worker's time is up. What it had not begun, another one can.
+            if not answer.begun:
+                await _unavailable("it is ending")(scope, receive, answer.send_through)
+            raise
         except Exception:
             if answer.begun or not self._ledger.engine_dead():
                 raise  # a begun answer ends with a broken connection
