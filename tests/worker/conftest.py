@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from engines import Engine
 
+# As the worker does; see ecoserve_worker/__main__.py. Read when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 
 @pytest.fixture(scope="session")
 def _vllm_in_process() -> None:
