@@ -100,10 +100,10 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
 ) -> None:
     tokens = 60
     # A burst of long prompts, so that some are still waiting for their turn when it dies.
-    calls = load(10, 2.0, tokens, 7 + len(victim))
+    calls = load(6, 2.0, tokens, 7 + len(victim))
     calls += [
-        Call(3.0, chat(NAME, words(400, 100 * len(victim) + i), tokens, stream=i % 3 != 0))
-        for i in range(12)
+        Call(3.0, chat(NAME, words(250, 100 * len(victim) + i), tokens, stream=i % 3 != 0))
+        for i in range(10)
     ]
     before = len(up.answered())
     incarnation = up.instances()["worker-1"]["incarnation"]
@@ -137,7 +137,7 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
     await asyncio.to_thread(until, back, 120)
     assert not {front, core} & set(descendants(up.process.pid))
     # It takes calls again, few at first.
-    more = asyncio.create_task(play(up.url.removesuffix("/v1"), load(20, 4.0, 16, 99)))
+    more = asyncio.create_task(play(up.url.removesuffix("/v1"), load(10, 4.0, 16, 99)))
     await asyncio.to_thread(until, lambda: up.instances()["worker-1"].get("running"), 60)
     whole(await more, 16)
 
