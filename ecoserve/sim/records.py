@@ -133,3 +133,75 @@ class StepCost(Protocol):
     def handoff(self, tokens: int) -> float:
         """Seconds to pass the activations of ``tokens`` tokens to the next stage."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A way for KV between instances: ``line`` bytes a second each way, of which a transfer gets
+    the share ``use``, after ``alpha`` seconds."""
+
+    line: float
+    use: float = 0.9
+    alpha: float = 0.001
+
+    def seconds(self, size: float) -> float:
+        """Seconds that ``size`` bytes take on the idle wire: alpha + bytes / (use x line)."""
+        return self.alpha + size / (self.use * self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The hardware: ``instances`` alike, ``per_node`` of them on a node.
+
+    ``pcie`` is between two instances of a node (each has its own), ``network`` a node's NIC, which
+    its instances share.
+    """
+
+    cost: StepCost
+    instances: int
+    per_node: int = 1
+    pcie: Wire = Wire(25e9, 0.8, 0.0005)
+    network: Wire = Wire(1.25e9, 0.9, 0.001)
+
+    def __post_init__(self) -> None:
+        for name in ("instances", "per_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"cluster.{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a simulation is run; what is the engine's rather than the system's.
+
+    ``noise`` is the relative sigma of step times. ``report_delay`` is the age, seconds, of the
+    state that routing sees. ``output_error`` is the sigma of the logarithm of predicted over true
+    output length; None: nobody predicts, and the mean of what has ended is expected, as the
+    scheduler server does. ``prefix_sharing`` caches prompts by ``Arrival.blocks``. ``watermark`` is
+    the share of KV blocks that new prompts leave free. ``fit_every`` is how many steps an instance
+    makes between fits of its latency model. ``keep_steps`` fills ``Result.steps``.
+    """
+
+    seed: int = 0
+    noise: float = 0.0
+    report_delay: float = 0.0
+    output_error: float | None = None
+    prefix_sharing: bool = False
+    max_num_seqs: int = 256
+    step_budget: int = 2048
+    block: int = 16
+    watermark: float = 0.01
+    fit_every: int = 256
+    keep_steps: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "report_delay", "watermark"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"options.{name} must be 0 or more, not {getattr(self, name)}")
+        for name in ("max_num_seqs", "step_budget", "block", "fit_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"options.{name} must be at least 1, not {getattr(self, name)}")
+        if self.output_error is not None and not 0 <= self.output_error < math.inf:
+            raise ValueError(f"options.output_error must be 0 or more, not {self.output_error}")
+
+
+DEFAULTS = Options()
