@@ -227,3 +227,21 @@ async def test_a_write_into_an_ended_stream_only_ends_the_session(
     assert not running.done()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_fault_in_a_report_ends_the_session_and_not_the_worker(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _until(lambda: rig.scheduler.reports)
+    faults = iter([ZeroDivisionError("a fault of ours")])
+    whole = Agent._report
+
+    def report(agent: Agent) -> pb.Report:
+        if (fault := next(faults, None)) is not None:
+            raise fault
+        return whole(agent)
+
+    monkeypatch.setattr(Agent, "_report", report)
+    await _until(lambda: len(rig.scheduler.hellos) == 2)
+    seen = len(rig.scheduler.reports)
+    await _until(lambda: len(rig.scheduler.reports) > seen)

@@ -64,6 +64,9 @@ class Agent:
                 except* (grpc.aio.AioRpcError, asyncio.InvalidStateError) as broken:
                     # A report that is written when the stream has just ended gets the second.
                     logger.warning("no session with %s: %s", self._target, _cause(broken))
+                except* Exception:
+                    # A fault of ours ends this session, never the answers that are being made.
+                    logger.exception("the session failed and is opened anew")
                 if time.monotonic() - began > 5:
                     backoff = _BACKOFF_FIRST
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
