@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO := ecoserve/proto/v1
 
-.PHONY: up test lint unit soak proto lock venv clean
+.PHONY: up test lint unit soak proto crds lock venv clean
 
 up: $(STAMP)
 	@exec $(BIN)/ecoserve up $(ARGS)
@@ -38,6 +38,11 @@ soak: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
 		$(PROTO)/session.proto $(PROTO)/admin.proto
+
+# Regenerates the CRDs from the operator's models; tests/operator/test_crd_files.py fails when they are
+# not up to date.
+crds: $(STAMP)
+	$(BIN)/python -m ecoserve_operator.crd crds
 
 # Writes down what is installed now as what everyone installs. torch's +cpu is dropped: it is a
 # matter of the build, and vLLM's own requirement asks for it.

@@ -15,10 +15,10 @@ from pydantic import Field, StringConstraints
 from ecoserve.policy import DEFAULT, POLICIES
 from ecoserve_operator.fields import (
     NAME,
-    Anything,
     Duration,
     Object,
     ObjectName,
+    PodOverlay,
     Quantity,
     Rule,
     Within,
@@ -239,7 +239,7 @@ class SLO(Object):
 def _policy_rule(name: str) -> Rule:
     allowed = sorted(f.name for f in dataclasses.fields(POLICIES[name]) if f.init)  # type: ignore[arg-type]
     return Rule(
-        f"self.name != '{name}' || self.settings.all(k, k in {allowed})".replace('"', "'"),
+        f"self.name != '{name}' || !has(self.settings) || self.settings.all(k, k in {allowed})",
         f"must be settings of policy {name}, which has: {', '.join(allowed) or 'none'}",
         lambda self: self.name != name or set(self.settings) <= set(allowed),
         ".settings",
@@ -457,7 +457,7 @@ class Gateway(Object):
         requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "512Mi"}
     )
     """CPU and memory of an Envoy Pod."""
-    pod_template: Anything = {}
+    pod_template: PodOverlay = {}
     """Overlay of the gateway's Pods (metadata, spec), merged as kubectl patch --type=strategic
     does."""
 
@@ -653,7 +653,7 @@ class EcoServeClusterSpec(Object):
     """Tiers of the KV cache."""
     placement: Placement = Placement()
     """Where workers run."""
-    pod_template: Anything = {}
+    pod_template: PodOverlay = {}
     """Overlay of the workers' Pods (metadata, spec), merged as kubectl patch --type=strategic does.
     The worker's container is named worker."""
     gateway: Gateway = Gateway()
@@ -734,6 +734,15 @@ class Decision(Object):
     """Why, for people."""
 
 
+class GroupStatus(Object):
+    """A macro instance and its size, as decided."""
+
+    name: str
+    """Name of the macro instance."""
+    replicas: Count
+    """Instances that it is to have."""
+
+
 class EcoServeClusterStatus(Object):
     """What the cluster is."""
 
@@ -755,6 +764,17 @@ class EcoServeClusterStatus(Object):
     """Hash of the current template."""
     next_index: Count = 0
     """The index of the next worker Pod; none is used twice."""
+    groups: Annotated[
+        list[GroupStatus],
+        Field(
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            }
+        ),
+    ] = []
+    """The macro instances that were decided on, with their sizes. A split or a merge changes this
+    in one write; MacroInstances and Pods follow."""
     macro_lower: Count | None = None
     """N_l in force."""
     macro_upper: Count | None = None

@@ -76,6 +76,15 @@ class Object(BaseModel):
                 raise ValueError(f"{rule.path.lstrip('.')} {rule.message}".strip())
         return self
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core))
+        if cls.rules:
+            schema["x-kubernetes-validations"] = [rule.schema() for rule in cls.rules]
+        return schema
+
     def dump(self) -> dict[str, Any]:
         """As the API server knows it; fields that are not set are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -191,7 +200,18 @@ ObjectName = Annotated[
 ]
 """The name of another object in the same namespace."""
 
-ANYTHING: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-"""The schema of a part that the API server stores as it is."""
+_ANYTHING: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
-Anything = Annotated[dict[str, Any], WithJsonSchema(ANYTHING)]
+PodOverlay = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "metadata": _ANYTHING | {"description": "Labels and annotations of the Pod."},
+                "spec": _ANYTHING | {"description": "Any field of a Pod's spec."},
+            },
+        }
+    ),
+]
+"""A part of a Pod (metadata, spec) that is laid over what the operator makes; stored as it is."""

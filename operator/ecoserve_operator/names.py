@@ -1,0 +1,24 @@
+"""Labels, annotations and names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+CLUSTER_LABEL = "ecoserve.io/cluster"
+MACRO_LABEL = "ecoserve.io/macro-instance"
+REVISION_LABEL = "ecoserve.io/revision"
+LEAVING_SINCE = "ecoserve.io/leaving-since"
+LEAVING_REASON = "ecoserve.io/leaving-reason"
+GATE = "ecoserve.io/accepted"
+
+
+def pod_name(cluster: str, index: int) -> str:
+    """The name of a worker Pod."""
+    return f"{cluster}-{index}"
+
+
+def index_of(name: str, labels: Mapping[str, str]) -> int | None:
+    """The index in a worker Pod's name; None if it is no name of its cluster's."""
+    match = re.fullmatch(re.escape(labels.get(CLUSTER_LABEL, "")) + r"-(\d{1,9})", name)
+    return int(match[1]) if match else None

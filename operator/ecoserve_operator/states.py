@@ -1,0 +1,127 @@
+"""What the plan is made from: one EcoServeCluster as wanted and as it is, as plain values.
+
+Times are seconds since the epoch by the controller's clock, durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Strategy = Literal["Auto", "Surge", "DrainFirst"]
+Reason = Literal["ScaleIn", "Rollout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the spec of an EcoServeCluster asks for.
+
+    ``replicas`` is as written, None if it is not; ``revision`` is the hash of the worker template.
+    """
+
+    name: str
+    replicas: int | None
+    minimum: int
+    maximum: int
+    lower: int
+    upper: int
+    revision: str
+    merge_cooldown: float
+    drain_timeout: float
+    strategy: Strategy = "Auto"
+    ready_timeout: float = 1800.0
+    paused: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """Instances to have: ``replicas`` within its bounds."""
+        wanted = self.minimum if self.replicas is None else self.replicas
+        return min(max(wanted, self.minimum), self.maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A worker Pod. ``macro`` is the macro instance by its label, ``owner`` the uid of its
+    controller.
+
+    ``accepted`` is its readiness gate: None: never accepted by the scheduler; False: closed again,
+    for it drains. ``no_room_since`` is since when no node has room for it. ``leaving_since`` is when
+    it was marked to be retired.
+    """
+
+    name: str
+    index: int
+    uid: str
+    macro: str
+    owner: str | None
+    revision: str
+    created: float
+    accepted: bool | None = None
+    ready: bool = False
+    running: bool = False
+    failed: bool = False
+    terminating: bool = False
+    no_room_since: float | None = None
+    leaving_since: float | None = None
+    leaving_reason: Reason = "ScaleIn"
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is being retired, and not yet deleted."""
+        return self.leaving_since is not None and not self.terminating
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """A MacroInstance."""
+
+    name: str
+    uid: str
+    replicas: int
+    terminating: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An instance as the scheduler sees it; ``requests`` are those that it has."""
+
+    state: str
+    requests: int = 0
+    use: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """What the controller has decided and must not forget: kept in the cluster's status, and
+    changed in one write.
+
+    ``groups`` are the macro instances and how many instances each is to have, oldest first. No Pod
+    was ever given an index of ``next_index`` or more.
+    """
+
+    next_index: int
+    groups: tuple[tuple[str, int], ...] = ()
+    last_split: float | None = None
+    last_merge: float | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.groups)
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The cluster as it is. ``instances`` are by Pod name, None while the scheduler does not answer;
+    ``hold_until``: make no Pods before, for the last ones failed at once."""
+
+    now: float
+    roster: Roster | None = None
+    pods: tuple[Pod, ...] = ()
+    macros: tuple[Macro, ...] = ()
+    instances: Mapping[str, Instance] | None = field(default_factory=dict)
+    hold_until: float = 0.0

@@ -1,0 +1,120 @@
+"""What the API server's objects mean to the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from ecoserve_operator.api import EcoServeCluster
+from ecoserve_operator.cluster_api import Json
+from ecoserve_operator.names import (
+    GATE,
+    LEAVING_REASON,
+    LEAVING_SINCE,
+    MACRO_LABEL,
+    REVISION_LABEL,
+    index_of,
+)
+from ecoserve_operator.sizes import bounds
+from ecoserve_operator.states import Desired, Macro, Pod, Reason, Roster
+
+
+def desired(cluster: EcoServeCluster, revision: str) -> Desired:
+    """What the spec asks for."""
+    spec = cluster.spec
+    lower, upper = bounds(spec)
+    return Desired(
+        name=cluster.metadata.name,
+        replicas=spec.replicas,
+        minimum=spec.min_replicas,
+        maximum=spec.max_replicas,
+        lower=lower,
+        upper=upper,
+        revision=revision,
+        merge_cooldown=spec.macro.merge_cooldown,
+        drain_timeout=spec.drain.timeout,
+        strategy=spec.rollout.strategy,
+        ready_timeout=spec.rollout.ready_timeout,
+        paused=spec.rollout.paused,
+    )
+
+
+def roster(cluster: EcoServeCluster) -> Roster | None:
+    """What was decided, as the status keeps it; None if nothing ever was."""
+    status = cluster.status
+    if not status.next_index and not status.groups:
+        return None
+    return Roster(
+        status.next_index,
+        tuple((group.name, group.replicas) for group in status.groups),
+        seconds(status.last_split_time),
+        seconds(status.last_merge_time),
+    )
+
+
+def macro(item: Json) -> Macro:
+    """A MacroInstance."""
+    metadata = item["metadata"]
+    return Macro(
+        metadata["name"],
+        metadata["uid"],
+        item.get("spec", {}).get("replicas", 0),
+        "deletionTimestamp" in metadata,
+    )
+
+
+def pod(item: Json) -> Pod | None:
+    """A worker Pod; None if its name is none of ours."""
+    metadata, status = item["metadata"], item.get("status", {})
+    labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
+    index = index_of(metadata["name"], labels)
+    if index is None:
+        return None
+    conditions: dict[str, Json] = {c["type"]: c for c in status.get("conditions", ())}
+    scheduled = conditions.get("PodScheduled", {})
+    created = seconds(metadata["creationTimestamp"]) or 0.0
+    no_room = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    gate = conditions.get(GATE)
+    reason: Reason = "Rollout" if notes.get(LEAVING_REASON) == "Rollout" else "ScaleIn"
+    return Pod(
+        name=metadata["name"],
+        index=index,
+        uid=metadata["uid"],
+        macro=labels.get(MACRO_LABEL, ""),
+        owner=_owner(metadata),
+        revision=labels.get(REVISION_LABEL, ""),
+        created=created,
+        accepted=None if gate is None else gate["status"] == "True",
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        running=status.get("phase") == "Running" and _runs(status),
+        failed=status.get("phase") in ("Failed", "Succeeded"),
+        terminating="deletionTimestamp" in metadata,
+        no_room_since=seconds(scheduled.get("lastTransitionTime")) or created if no_room else None,
+        leaving_since=seconds(notes.get(LEAVING_SINCE)),
+        leaving_reason=reason,
+    )
+
+
+def _owner(metadata: Json) -> str | None:
+    for reference in metadata.get("ownerReferences", ()):
+        if reference.get("controller"):
+            return str(reference["uid"])
+    return None
+
+
+def _runs(status: Mapping[str, list[Json]]) -> bool:
+    containers = status.get("containerStatuses", [])
+    return not containers or any("running" in c.get("state", {}) for c in containers)
+
+
+def seconds(time: str | None) -> float | None:
+    """A time of the API as seconds since the epoch; None if it is none."""
+    try:
+        return datetime.fromisoformat(time).timestamp() if time else None
+    except ValueError:
+        return None
+
+
+def stamp(at: float) -> str:
+    """Seconds since the epoch as a time of the API, whole seconds."""
+    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
