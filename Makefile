@@ -30,9 +30,9 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
-# Long counts: many more examples of each property.
+# Long counts: many more examples of each property, large waves of calls, long silences.
 soak: $(STAMP)
-	$(BIN)/python -m pytest --hypothesis-profile=soak --timeout 3600 $(ARGS)
+	ECOSERVE_SOAK=1 $(BIN)/python -m pytest --hypothesis-profile=soak --timeout 3600 $(ARGS)
 
 # Regenerates the gRPC stubs; tests/local/test_proto.py fails when they are not up to date.
 proto: $(STAMP)

@@ -108,6 +108,23 @@ async def test_one_knob_rules_silence(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_ten_minutes_of_silence_arrive(tmp_path: Path) -> None:
+    async with world(tmp_path, workers=2) as it:
+        mute, stuck = it.workers
+        mute.behaviour, stuck.behaviour = "silent", "stream"
+        it.client.timeout = httpx.Timeout(None)
+        answer = asyncio.create_task(it.ask(pick=mute.address))
+        stream = await it.stream(pick=stuck.address)
+        await until("the call is at the worker", lambda: mute.calls)
+        await asyncio.sleep(600)
+        mute.gate.set()
+        stuck.gate.set()
+        assert (await answer).json()["worker"] == mute.address
+        assert (await stream.aread()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_drain(tmp_path: Path) -> None:
     async with world(tmp_path, workers=1) as it:
         worker = it.workers[0]
