@@ -177,8 +177,10 @@ class Options:
     state that routing sees. ``output_error`` is the sigma of the logarithm of predicted over true
     output length; None: nobody predicts, and the mean of what has ended is expected, as the
     scheduler server does. ``prefix_sharing`` caches prompts by ``Arrival.blocks``. ``watermark`` is
-    the share of KV blocks that new prompts leave free. ``fit_every`` is how many steps an instance
-    makes between fits of its latency model. ``keep_steps`` fills ``Result.steps``.
+    the share of KV blocks that new prompts leave free. ``packed`` puts a pipeline's decodes into as
+    few micro-batches as their TPOT allows, else they are spread evenly. ``fit_every`` is how many
+    steps an instance makes between fits of its latency model. ``keep_steps`` fills
+    ``Result.steps``.
     """
 
     seed: int = 0
@@ -190,6 +192,7 @@ class Options:
     step_budget: int = 2048
     block: int = 16
     watermark: float = 0.01
+    packed: bool = True
     fit_every: int = 256
     keep_steps: bool = False
 

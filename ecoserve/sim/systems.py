@@ -5,12 +5,50 @@ A system is a frozen dataclass of its settings, so that a search is a loop over 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ecoserve.policy import DEFAULT
+from ecoserve.policy import DEFAULT, make
+from ecoserve.policy.macro import MacroScheduler
+from ecoserve.policy.phases import decode_step, prefill_step
+from ecoserve.policy.state import EngineView, StepPlan
+from ecoserve.sim.batch import Sequence
+from ecoserve.sim.fronts import At, Direct, Disaggregated, Macro
+from ecoserve.sim.fronts import Routing as Routing
+from ecoserve.sim.instance import Front, Instance, Role
+from ecoserve.sim.records import Cluster, Options
+from ecoserve.sim.transfer import Port
 
-Routing = Literal["round-robin", "least-loaded"]
+
+class Serving(Front, Protocol):
+    """A system at work."""
+
+    @property
+    def instances(self) -> Sequence_[Instance]:
+        """All of its instances."""
+        ...
+
+    def arrive(self, sequence: Sequence) -> None:
+        """A request has come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What a system is built with: the hardware, a maker of instances, the event loop."""
+
+    cluster: Cluster
+    options: Options
+    instance: Callable[[str, Role], Instance]
+    clock: Callable[[], float]
+    at: At
+    shed: Callable[[Sequence], None]
+
+    def instances(self, role: Role) -> list[Instance]:
+        """All of the cluster's instances, alike."""
+        return [self.instance(_name(i), role) for i in range(self.cluster.instances)]
 
 
 class System(Protocol):
@@ -19,6 +57,10 @@ class System(Protocol):
     @property
     def name(self) -> str:
         """The name with the settings that matter, such as ``sarathi-512``."""
+        ...
+
+    def build(self, shop: Workshop) -> Serving:
+        """The system on that hardware. ValueError, naming the setting, if it cannot be."""
         ...
 
 
@@ -37,6 +79,10 @@ class VLLM:
     def name(self) -> str:
         return "vllm"
 
+    def build(self, shop: Workshop) -> Serving:
+        role = Role(PrefillFirst(_positive("vllm.budget", self.budget)), WHOLE)
+        return Direct(shop.instances(role), self.routing)
+
 
 @dataclass(frozen=True, slots=True)
 class Sarathi:
@@ -51,6 +97,10 @@ class Sarathi:
     @property
     def name(self) -> str:
         return f"sarathi-{self.chunk}"
+
+    def build(self, shop: Workshop) -> Serving:
+        role = Role(Chunked(_positive("sarathi.chunk", self.chunk)), self.chunk)
+        return Direct(shop.instances(role), self.routing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +118,30 @@ class DistServe:
     @property
     def name(self) -> str:
         return f"distserve-{self.prefill}p"
+
+    def build(self, shop: Workshop) -> Serving:
+        cluster = shop.cluster
+        size = cluster.per_node if cluster.per_node > 1 else cluster.instances
+        if cluster.instances % size:
+            raise ValueError(
+                f"cluster.instances must be a multiple of per_node {size}, not {cluster.instances}"
+            )
+        _split("distserve.prefill", self.prefill, size)
+        groups = []
+        for node in range(0, cluster.instances, size):
+            names = [_name(i) for i in range(node, node + size)]
+            groups.append(_group(shop, names, self.prefill, self.budget))
+        every = [i.name for prefills, decodes in groups for i in (*prefills, *decodes)]
+        return Disaggregated(
+            groups,
+            {name: Port(cluster.pcie) for name in every},
+            {name: Port(cluster.pcie) for name in every},
+            shop.clock,
+            shop.at,
+            routing=self.routing,
+            pool=False,
+            layerwise=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +163,28 @@ class MoonCake:
     def name(self) -> str:
         return f"mooncake-{self.prefill}p"
 
+    def build(self, shop: Workshop) -> Serving:
+        cluster = shop.cluster
+        _split("mooncake.prefill", self.prefill, cluster.instances)
+        if self.hops not in (1, 2):
+            raise ValueError(f"mooncake.hops must be 1 or 2, not {self.hops}")
+        names = _spread([_name(i) for i in range(cluster.instances)], cluster.per_node)
+        group = _group(shop, names, self.prefill, self.budget)
+        nodes = -(-cluster.instances // cluster.per_node)
+        out = [Port(cluster.network) for _ in range(nodes)]
+        into = [Port(cluster.network) for _ in range(nodes)]
+        node = {_name(i): i // cluster.per_node for i in range(cluster.instances)}
+        return Disaggregated(
+            [group],
+            {name: out[i] for name, i in node.items()},
+            {name: into[i] for name, i in node.items()},
+            shop.clock,
+            shop.at,
+            routing=self.routing,
+            pool=self.hops == 2,
+            layerwise=self.layerwise,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EcoServe:
@@ -104,3 +200,86 @@ class EcoServe:
     @property
     def name(self) -> str:
         return self.policy
+
+    def build(self, shop: Workshop) -> Serving:
+        policy = make(self.policy, self.settings)
+        role = Role(policy, shop.options.step_budget, adaptive=True)
+        scheduler = MacroScheduler(
+            policy, late=self.late, queue_limit=self.queue_limit, late_wait=self.late_wait
+        )
+        delay = shop.options.report_delay
+        return Macro(shop.instances(role), scheduler, shop.clock, shop.at, delay, shop.shed)
+
+
+WHOLE = 1 << 30
+"""A step budget for engines that compute prompts whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFirst:
+    """Whole prompts up to ``budget`` tokens in a step, one at least, before anything decodes."""
+
+    budget: int
+
+    def step(self, view: EngineView) -> StepPlan:
+        if not view.waiting or view.blocked:
+            return decode_step("no prompt can be admitted")
+        tokens = 0
+        for prompt in view.waiting:
+            if tokens and tokens + prompt.tokens > self.budget:
+                break
+            tokens += prompt.tokens
+        return StepPlan("prefill", tokens, "a prompt waits")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """All decodes, and prompt tokens up to ``chunk`` tokens in all."""
+
+    chunk: int
+
+    def step(self, view: EngineView) -> StepPlan:
+        tokens = self.chunk - view.decodes.count
+        if not view.waiting or tokens <= 0:
+            return decode_step("no prompt waits, or no token is left for it")
+        return StepPlan("mixed", tokens, "decodes first, then a chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOnly:
+    """Prompts in order, in steps of the budget."""
+
+    def step(self, view: EngineView) -> StepPlan:
+        return prefill_step(view, "a prompt waits")
+
+
+def _name(number: int) -> str:
+    return f"i{number}"
+
+
+def _positive(setting: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{setting} must be at least 1, not {value}")
+    return value
+
+
+def _split(setting: str, prefill: int, of: int) -> None:
+    if not 1 <= prefill < of:
+        raise ValueError(f"{setting} must be 1 to {of - 1} of {of} instances, not {prefill}")
+
+
+def _spread(names: list[str], per_node: int) -> list[str]:
+    """The first of every node, then the second of every node, ...: NICs are shared evenly."""
+    return [name for place in range(per_node) for name in names[place::per_node]]
+
+
+def _group(
+    shop: Workshop, names: list[str], prefill: int, budget: int
+) -> tuple[list[Instance], list[Instance]]:
+    """Of the instances, that many for prefill and the others for decode."""
+    first = Role(PrefillOnly(), _positive("budget", budget), decodes=False)
+    second = Role(PrefillFirst(budget), WHOLE, shares=False)
+    return (
+        [shop.instance(name, first) for name in names[:prefill]],
+        [shop.instance(name, second) for name in names[prefill:]],
+    )
