@@ -1,0 +1,668 @@
+"""`ecoserve sim ...` and `ecoserve plan`: the command line of the simulator.
+
+Everything heavy is imported inside the commands, so that other commands start fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from ecoserve.sim.experiment import Cell, Experiment
+    from ecoserve.sim.report import Pairs
+    from ecoserve.sim.results import Results, Row
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Simulate serving on real hardware's costs: this system and those it is measured against.",
+)
+
+out = Console(highlight=False, soft_wrap=False)
+err = Console(stderr=True, highlight=False)
+
+_SYSTEMS = (
+    "vllm, sarathi-CHUNK, distserve-P:D, mooncake-P:D, a policy (paper, padg, window, paced), "
+    "default; vllm-best, sarathi-best ... search the setting. Repeat for more."
+)
+
+Systems = Annotated[list[str], typer.Option("--system", "-s", metavar="NAME", help=_SYSTEMS)]
+One = Annotated[str, typer.Option("--system", "-s", metavar="NAME", help=_SYSTEMS[:-22])]
+ModelName = Annotated[str, typer.Option("--model", help="Model, such as CodeLlama-34B.")]
+GpuName = Annotated[str, typer.Option("--gpu", help="GPU, such as L20.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")]
+Tp = Annotated[
+    int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else the usual one.")
+]
+Pp = Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")]
+Data = Annotated[
+    str, typer.Option("--data", help="alpaca, sharegpt, longbench, or a trace (.csv, .jsonl[.gz]).")
+]
+Ttft = Annotated[
+    float | None, typer.Option("--ttft-slo", help="Seconds to the first token; else the data's.")
+]
+Tpot = Annotated[
+    float | None, typer.Option("--tpot-slo", help="Seconds for each further token; else 0.1.")
+]
+Cv = Annotated[
+    float | None,
+    typer.Option("--cv", help="Burstiness: variation of the gaps (Gamma); 1 is Poisson."),
+]
+Mixing = Annotated[
+    float, typer.Option("--mixing", help="How much longer a mixed step takes, such as 0.2.")
+]
+Overlap = Annotated[float, typer.Option("--overlap", help="Share of all-reduce that is hidden.")]
+Bus = Annotated[
+    float | None, typer.Option("--bus", help="All-reduce bus bandwidth, GB/s; else the GPU's.")
+]
+Percentile = Annotated[
+    float, typer.Option("--percentile", "-p", help="Per cent of requests that keep both SLOs.")
+]
+Requests = Annotated[
+    int, typer.Option("--requests", "-n", min=1, help="Requests that a run measures, about.")
+]
+Warmup = Annotated[float, typer.Option("--warmup", help="Seconds that are not measured.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds are averaged.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Processes; else one a core.")
+]
+ResultsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--results", metavar="FILE", help="Where finished cells are kept (.jsonl) and found again."
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what the results file has.")]
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", help="Begin no cell after so many minutes.")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write results as JSON.")
+]
+CsvFile = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="Write results as CSV.")
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the goodputs (needs [bench]).")
+]
+Price = Annotated[
+    float | None, typer.Option("--price", help="Dollars an hour for a GPU; else indicative.")
+]
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What is wrong with the input is told in a line, not as a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        err.print("stopped; what was finished is kept", markup=False)
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def run(
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", "-r", help="Requests a second; else 0.8 of the fluid bound."),
+    ] = None,
+    system: Systems = ["default"],  # noqa: B006 (typer copies it)
+    model: ModelName = "CodeLlama-34B",
+    gpu: GpuName = "L20",
+    gpus: Gpus = 32,
+    tp: Tp = None,
+    pp: Pp = 1,
+    data: Data = "sharegpt",
+    ttft_slo: Ttft = None,
+    tpot_slo: Tpot = None,
+    cv: Cv = None,
+    mixing: Mixing = 0.0,
+    overlap: Overlap = 0.0,
+    bus: Bus = None,
+    requests: Requests = 5000,
+    warmup: Warmup = 150.0,
+    seed: Seed = 11,
+    price: Price = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Play a workload at one rate and show what came of it."""
+    with _told():
+        from ecoserve.sim.evaluate import play, prepare
+        from ecoserve.sim.measure import cost_per_request
+        from ecoserve.sim.report import dollars, number, summary_table
+
+        cells = list(
+            _experiment(
+                locals(), systems=system, requests=requests, warmup=warmup, seeds=[seed]
+            ).cells()
+        )
+        bound = max(one.bound.alike for one in prepare(cells[0]))
+        used = rate if rate is not None else 0.8 * bound
+        rows = []
+        for cell in cells:
+            with err.status(f"{cell.system.name} at {number(used)} requests/s"):
+                _, summary = play(cell, used, seed)
+            cost = cost_per_request(used, cell.gpus, cell.hourly)
+            rows.append((cell.system.name, summary, {"$ for 1000 requests": dollars(cost)}))
+        first = cells[0]
+        title = (
+            f"{first.model} on {first.gpus} {first.gpu} ({first.layout}), {first.data} at "
+            f"{number(used)} requests/s, fluid bound {number(bound)}, seed {seed}"
+        )
+        out.print(summary_table(rows, title))
+        if json_file is not None:
+            from ecoserve.sim.results import row
+
+            lines = [
+                row(c, {"rate": used, "bound": bound, **dataclasses.asdict(s)}, 0.0)
+                for c, (_, s, _) in zip(cells, rows, strict=True)
+            ]
+            json_file.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+
+
+@app.command()
+def goodput(
+    system: Systems = ["default"],  # noqa: B006
+    model: ModelName = "CodeLlama-34B",
+    gpu: GpuName = "L20",
+    gpus: Gpus = 32,
+    tp: Tp = None,
+    pp: Pp = 1,
+    data: Data = "sharegpt",
+    ttft_slo: Ttft = None,
+    tpot_slo: Tpot = None,
+    cv: Cv = None,
+    mixing: Mixing = 0.0,
+    overlap: Overlap = 0.0,
+    bus: Bus = None,
+    percentile: Percentile = 90,
+    requests: Requests = 5000,
+    warmup: Warmup = 150.0,
+    seeds: Seeds = 2,
+    price: Price = None,
+    jobs: Jobs = None,
+    results: ResultsFile = None,
+    fresh: Fresh = False,
+    json_file: JsonFile = None,
+    csv_file: CsvFile = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw attainment against rate (needs [bench])."
+        ),
+    ] = None,
+) -> None:
+    """Find the highest rate at which a system keeps its SLOs."""
+    with _told():
+        from ecoserve.sim.report import goodput_table, number, rate
+
+        experiment = _experiment(
+            locals(),
+            systems=system,
+            percentile=percentile,
+            requests=requests,
+            warmup=warmup,
+            seeds=list(range(11, 11 + seeds)),
+        )
+        cells = list(experiment.cells())
+        pairs = _run(cells, results, jobs, fresh)
+        first = cells[0]
+        out.print(goodput_table(pairs, f"Goodput, requests/s: {_title(first)}, P{percentile:g}"))
+        for cell, found in pairs:
+            value = rate(found)
+            if found is not None and value is not None:
+                figures = found["figures"]
+                spread = f" ({number(figures['low'])} to {number(figures['high'])})"
+                chosen = f", {figures['chosen']['name']} {figures['chosen']['layout']}"
+                out.print(
+                    f"{cell.system.name}: {number(value)}{spread}, {figures['share']:.0%} of the "
+                    f"bound{chosen}",
+                    markup=False,
+                )
+        _write(pairs, json_file, csv_file)
+        if plot is not None:
+            _curves(cells, pairs, plot, jobs)
+
+
+@app.command()
+def compare(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Experiments, YAML.")],
+    jobs: Jobs = None,
+    results: ResultsFile = None,
+    fresh: Fresh = False,
+    minutes: Minutes = None,
+    json_file: JsonFile = None,
+    csv_file: CsvFile = None,
+    plot: Plot = None,
+) -> None:
+    """Run the experiments of YAML files and compare the systems' goodput.
+
+    Finished cells are kept in FILE.results.jsonl where the command runs; the same command goes on.
+    """
+    with _told():
+        from ecoserve.sim.experiment import load
+        from ecoserve.sim.report import goodput_table
+
+        experiments = [one for file in files for one in load(file)]
+        kept = results or Path(f"{files[0].stem}.results.jsonl")
+        cells = [cell for one in experiments for cell in one.cells()]
+        pairs = _run(cells, kept, jobs, fresh, minutes)
+        start = 0
+        for one in experiments:
+            size = len(list(one.cells()))
+            out.print(
+                goodput_table(pairs[start : start + size], f"{one.name}: goodput, requests/s")
+            )
+            start += size
+        _write(pairs, json_file, csv_file)
+        if plot is not None:
+            _bars(pairs, plot, ", ".join(dict.fromkeys(one.name for one in experiments)))
+
+
+@app.command()
+def table(
+    searched: Annotated[
+        bool, typer.Option("--searched", help="Search the four systems' settings.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short runs, for orientation.")] = False,
+    scaling: Annotated[
+        Path | None,
+        typer.Option("--scaling", metavar="FILE", help="Also run 16 to 128 GPUs, and draw them."),
+    ] = None,
+    mixing: Mixing = 0.0,
+    price: Price = None,
+    jobs: Jobs = None,
+    results: ResultsFile = None,
+    fresh: Fresh = False,
+    json_file: JsonFile = None,
+    csv_file: CsvFile = None,
+) -> None:
+    """Throughput, TTFT, TPOT and cost of all five systems on 4 nodes x 8 L20, claimed and found."""
+    with _told():
+        from ecoserve.sim import table as tables
+
+        main, scale = tables.experiments(searched=searched, quick=quick, mixing=mixing, price=price)
+        cells = list(main.cells())
+        scaled = list(scale.cells()) if scaling is not None else []
+        pairs = _run(cells + scaled, results, jobs, fresh)
+        main_pairs, scale_pairs = pairs[: len(cells)], pairs[len(cells) :]
+        kind = "settings searched" if searched else "usual settings"
+        note = ", QUICK: short runs, one seed" if quick else ""
+        for model in tables.MODELS:
+            title = (
+                f"{model}, ShareGPT, 4 nodes x 8 L20 (TP4), P90, mixed steps +{mixing:.0%}, "
+                f"{kind}{note}"
+            )
+            out.print(tables.main_table(main_pairs, model, title))
+        out.print(
+            "Claimed: 12.4 / 15.7 / 18.2 / 20.1 / 36.8 requests/s, of which model is not said. "
+            "TTFT and TPOT are at each system's own goodput; prices are indicative.",
+            markup=False,
+        )
+        _write(pairs, json_file, csv_file)
+        if scaling is not None:
+            title = f"Goodput of CodeLlama-34B on L20, ShareGPT, P90{note}"
+            out.print(tables.scaling_table(scale_pairs, title))
+            _plots().scaling(tables.curves(scale_pairs), scaling, title=title)
+            out.print(f"drawn: {scaling}", markup=False)
+
+
+@app.command()
+def matrix(
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Short runs and coarse searches within half an hour."),
+    ] = False,
+    layouts: Annotated[
+        bool, typer.Option("--layouts", help="Search TP and PP for every system.")
+    ] = False,
+    overlap: Overlap = 0.0,
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only", metavar="WORDS", help="Cells that match all, such as 'L20 P99 sharegpt'."
+        ),
+    ] = "",
+    jobs: Jobs = None,
+    results: ResultsFile = None,
+    fresh: Fresh = False,
+    minutes: Minutes = None,
+    json_file: JsonFile = None,
+    csv_file: CsvFile = None,
+) -> None:
+    """All models, data sets, GPUs and percentiles against all systems; resumable.
+
+    The full form takes many hours; it may be stopped and goes on from its results file.
+    """
+    with _told():
+        from ecoserve.sim import matrix as matrices
+
+        experiments = matrices.experiments(quick=quick, layouts=layouts, overlap=overlap)
+        cells = [cell for one in experiments for cell in one.cells()]
+        cells = [cell for cell in cells if _matches(cell, only)]
+        if not cells:
+            raise ValueError(f"--only: nothing in the matrix matches {only!r}")
+        name = "matrix-quick" if quick else "matrix"
+        limit = minutes if minutes is not None else 28 if quick else None
+        ordered = matrices.order(cells, quick=quick)
+        kept = results or Path(f"{name}.results.jsonl")
+        done = {cell.key: found for cell, found in _run(ordered, kept, jobs, fresh, limit)}
+        pairs = [(cell, done[cell.key]) for cell in cells]
+        note = (
+            "  QUICK: short runs, one seed, coarse searches; for orientation only" if quick else ""
+        )
+        wide = Console(highlight=False, width=max(out.width, 220))
+        wide.print(matrices.rates_table(pairs, f"Goodput, requests/s{note}"))
+        wide.print(matrices.ratios_table(pairs, f"The default policy against the others{note}"))
+        for line in matrices.verdicts(pairs):
+            out.print(line, markup=False)
+        _write(pairs, json_file, csv_file)
+
+
+@app.command()
+def trace(
+    output: Annotated[
+        Path, typer.Option("--out", "-o", help="Chrome trace (chrome://tracing, ui.perfetto.dev).")
+    ] = Path("trace.json"),
+    phases: Annotated[
+        Path | None,
+        typer.Option(
+            "--phases", metavar="FILE", help="Draw the instances' phases (needs [bench])."
+        ),
+    ] = None,
+    shown: Annotated[float, typer.Option("--shown", help="Seconds that --phases draws.")] = 20.0,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", "-r", help="Requests a second; else 0.8 of the fluid bound."),
+    ] = None,
+    system: One = "default",
+    model: ModelName = "CodeLlama-34B",
+    gpu: GpuName = "L20",
+    gpus: Gpus = 32,
+    tp: Tp = None,
+    pp: Pp = 1,
+    data: Data = "sharegpt",
+    ttft_slo: Ttft = None,
+    tpot_slo: Tpot = None,
+    cv: Cv = None,
+    mixing: Mixing = 0.0,
+    overlap: Overlap = 0.0,
+    bus: Bus = None,
+    requests: Requests = 500,
+    warmup: Annotated[
+        float, typer.Option("--warmup", help="Seconds before the requests counted.")
+    ] = 30.0,
+    seed: Seed = 11,
+) -> None:
+    """Record every step and request of a short run, for a trace viewer."""
+    with _told():
+        from ecoserve.sim.evaluate import play, prepare
+        from ecoserve.sim.report import number
+        from ecoserve.sim.trace import write
+
+        experiment = _experiment(
+            locals(), systems=[system], requests=requests, warmup=warmup, seeds=[seed]
+        )
+        [cell] = experiment.cells()
+        used = rate if rate is not None else 0.8 * max(one.guess for one in prepare(cell))
+        with err.status(f"{cell.system.name} at {number(used)} requests/s"):
+            result, summary = play(cell, used, seed, keep_steps=True)
+        write(result, output)
+        out.print(
+            f"{len(result.steps)} steps and {len(result.outcomes)} requests in {output}; "
+            f"{summary.attainment:.1%} within both SLOs",
+            markup=False,
+        )
+        if phases is not None:
+            title = f"{cell.system.name}: {_title(cell)} at {number(used)} requests/s"
+            _plots().phases(result.steps, phases, title=title, start=warmup, seconds=shown)
+            out.print(f"drawn: {phases}", markup=False)
+
+
+def plan(
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", "-r", help="Requests a second to serve; finds the GPUs."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", min=1, help="GPUs to use; finds the rate. With --rate, the most."),
+    ] = None,
+    model: ModelName = "CodeLlama-34B",
+    gpu: GpuName = "L20",
+    tp: Annotated[
+        int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else searched.")
+    ] = None,
+    pp: Pp = 1,
+    data: Data = "sharegpt",
+    ttft_slo: Ttft = None,
+    tpot_slo: Tpot = None,
+    cv: Cv = None,
+    mixing: Mixing = 0.0,
+    overlap: Overlap = 0.0,
+    bus: Bus = None,
+    system: One = "default",
+    percentile: Percentile = 90,
+    requests: Requests = 2000,
+    warmup: Warmup = 100.0,
+    seeds: Seeds = 1,
+    price: Price = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Size a cluster by simulation: instances, TP and PP, macro instances, goodput and cost."""
+    with _told():
+        from ecoserve.sim.plan import for_gpus, for_rate
+        from ecoserve.sim.report import plans_table
+
+        if rate is None and gpus is None:
+            raise ValueError("either --rate or --gpus must be given")
+        values = locals() | {"gpus": gpus or 128}
+        experiment = _experiment(
+            values,
+            systems=[system],
+            layout=None if tp is not None else "best",
+            percentile=percentile,
+            requests=requests,
+            warmup=warmup,
+            seeds=list(range(11, 11 + seeds)),
+        )
+        [cell] = experiment.cells()
+        with err.status("planning") as status:
+            if rate is None:
+                plans = for_gpus(cell, status.update)
+            else:
+                plans = for_rate(cell, rate, status.update)
+        asked = f"{rate:g} requests/s" if rate is not None else f"{gpus} GPUs"
+        title = f"{cell.model} on {cell.gpu}, {cell.data}, P{percentile:g}, for {asked}"
+        out.print(plans_table(plans, title))
+        best = plans[0]
+        out.print(
+            f"Take {best.instances} instances of {best.layout} on {best.gpus} {cell.gpu}, macro "
+            f"instances of {best.lower} to {best.upper}: {best.goodput:.3g} requests/s, "
+            f"${best.hourly:.2f} an hour.",
+            markup=False,
+            soft_wrap=True,
+        )
+        if json_file is not None:
+            lines = [
+                {**dataclasses.asdict(p), "layout": p.layout.model_dump(), "cost": p.cost}
+                for p in plans
+            ]
+            settings = cell.model_dump(
+                mode="json", exclude={"chunks", "routings", "gpus", "layout"}
+            )
+            answer = {"asked": {"rate": rate, "gpus": gpus}, "settings": settings, "plans": lines}
+            json_file.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+
+
+def _experiment(options: dict[str, Any], **fields: Any) -> Experiment:
+    """The experiment that a command's options describe; errors name fields as options do."""
+    from ecoserve.sim.experiment import parse
+
+    names = ("model", "gpu", "gpus", "data", "cv", "mixing", "overlap", "bus", "price")
+    document = {name: options[name] for name in names if options.get(name) is not None}
+    if options["tp"] is not None:
+        document["layout"] = {"tp": options["tp"], "pp": options["pp"]}
+    elif options["pp"] > 1:
+        raise ValueError("--pp needs --tp")
+    ttft, tpot = options["ttft_slo"], options["tpot_slo"]
+    if ttft is not None or tpot is not None:
+        from ecoserve.sim.workload import DATASETS
+
+        known = DATASETS.get(options["data"])
+        if ttft is None and known is None:
+            raise ValueError("--ttft-slo must be given for a trace")
+        document["slo"] = {
+            "ttft": ttft if ttft is not None else known and known.slo.ttft,
+            "tpot": tpot if tpot is not None else 0.1,
+        }
+    document |= {name: value for name, value in fields.items() if value is not None}
+    return parse(document, "options")
+
+
+def _run(
+    cells: Sequence[Cell],
+    path: Path | None,
+    jobs: int | None,
+    fresh: bool,
+    minutes: float | None = None,
+) -> list[tuple[Cell, Row | None]]:
+    """Runs what the results file lacks, under a progress bar."""
+    from ecoserve.sim.parallel import cores
+    from ecoserve.sim.parallel import run as run_cells
+    from ecoserve.sim.report import number, rate
+    from ecoserve.sim.results import Results
+
+    results = Results(path)
+    if fresh:
+        results.forget(cells)
+    _notice(results, cells, path)
+    with _bar() as bar:
+        task = bar.add_task("", total=len(cells))
+        bar.update(task, completed=sum(results.get(cell) is not None for cell in cells))
+
+        def done(cell: Cell, found: Row) -> None:
+            value = rate(found)
+            text = "n/a" if value is None else f"{number(value)}/s"
+            bar.update(task, advance=1, description=f"{cell.system.name}, {cell.data}: {text}")
+
+        limit = float("inf") if minutes is None else 60 * minutes
+        run_cells(cells, results, jobs=jobs or cores(), done=done, seconds=limit)
+    pairs = results.of(cells)
+    from ecoserve.sim.report import reasons
+
+    for line in reasons(pairs):
+        err.print(line, markup=False, soft_wrap=True)
+    return pairs
+
+
+def _notice(results: Results, cells: Sequence[Cell], path: Path | None) -> None:
+    kept = sum(results.get(cell) is not None for cell in cells)
+    if not kept:
+        return
+    err.print(f"{kept} of {len(cells)} cells are in {path}", markup=False)
+    stale = results.stale(cells)
+    if stale:
+        err.print(
+            f"{stale} of them were run by other code than this; --fresh runs them again",
+            style="yellow",
+            markup=False,
+        )
+
+
+def _bar() -> Progress:
+    return Progress(
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=err,
+        transient=True,
+    )
+
+
+def _title(cell: Cell) -> str:
+    layout = f" ({cell.layout})" if cell.layout else ""
+    return f"{cell.model} on {cell.gpus} {cell.gpu}{layout}, {cell.data}"
+
+
+def _matches(cell: Cell, words: str) -> bool:
+    from ecoserve.sim.report import written
+
+    fields = (cell.model, cell.gpu, cell.data, written(cell, "percentile"), cell.system.name)
+    known = {field.lower() for field in (*fields, f"mixing={cell.mixing:g}")}
+    return all(word.lower() in known for word in re.split(r"[\s,]+", words) if word)
+
+
+def _write(pairs: Pairs, json_file: Path | None, csv_file: Path | None) -> None:
+    from ecoserve.sim.results import write_csv, write_json
+
+    rows = [found for _, found in pairs if found is not None]
+    if json_file is not None:
+        write_json(json_file, rows)
+    if csv_file is not None:
+        write_csv(csv_file, rows)
+
+
+def _plots() -> Any:
+    try:
+        from ecoserve.sim import plots
+    except ImportError as error:
+        raise ValueError(f"plots need the bench extra (ecoserve[bench]): {error}") from error
+    return plots
+
+
+def _bars(pairs: Pairs, path: Path, title: str) -> None:
+    from ecoserve.sim.report import pivot, rate
+
+    _, cases = pivot(pairs)
+    groups = {
+        "\n".join(case): {name: rate(row) for name, row in rows.items()}
+        for case, rows in cases.items()
+    }
+    _plots().bars(groups, path, title=f"{title}: goodput")
+    out.print(f"drawn: {path}", markup=False)
+
+
+def _curves(cells: Sequence[Cell], pairs: Pairs, path: Path, jobs: int | None) -> None:
+    from ecoserve.sim.parallel import attainments, cores
+
+    plots = _plots()
+    rows = [(cell, found) for cell, found in pairs if found is not None]
+    with _bar() as bar:
+        task = bar.add_task("attainment against rate", total=None)
+        found: dict[str, list[tuple[float, float]]] = {}
+
+        def done(cell: Cell, rate: float, share: float) -> None:
+            found.setdefault(cell.system.name, []).append((rate, share))
+            bar.update(task, advance=1)
+
+        attainments(rows, jobs=jobs or cores(), done=done)
+    if not found:
+        raise ValueError("nothing to draw: no system reached a goodput")
+    ordered = {
+        cell.system.name: found[cell.system.name] for cell in cells if cell.system.name in found
+    }
+    first = cells[0]
+    plots.attainment(ordered, path, target=first.target, title=_title(first))
+    out.print(f"drawn: {path}", markup=False)
+
+
+def register(root: typer.Typer) -> None:
+    """Adds the commands to the `ecoserve` command."""
+    root.add_typer(app, name="sim")
+    root.command()(plan)

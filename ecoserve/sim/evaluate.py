@@ -1,0 +1,238 @@
+"""A cell's figures: settings searched on tuning seeds, goodput and latencies found on others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ecoserve.sim import variants
+from ecoserve.sim.bound import Bound, fluid_bound
+from ecoserve.sim.engine import simulate
+from ecoserve.sim.experiment import Cell, Layout
+from ecoserve.sim.goodput import Goodput, goodput
+from ecoserve.sim.measure import Summary, cost_per_request, summarise
+from ecoserve.sim.records import Arrival, Cluster, Result
+from ecoserve.sim.systems import DistServe, MoonCake, System
+from ecoserve.sim.workload import Workload
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A system in a layout."""
+
+    layout: Layout
+    cluster: Cluster
+    bound: Bound
+    system: System
+
+    @property
+    def guess(self) -> float:
+        """Where the search for goodput begins."""
+        split = isinstance(self.system, DistServe | MoonCake)
+        return self.bound.any if split else self.bound.alike
+
+
+def evaluate(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """The cell's figures as JSON holds them: rates in requests/s, times in seconds.
+
+    ``goodput`` with the confidence interval ``low`` to ``high`` and one rate a seed; ``bound``, the
+    fluid bound for instances alike, and ``share`` of it; at the goodput's rate percentiles of TTFT
+    (``ttft_with_switch_wait``: as published) and TPOT, and ``cost``, dollars a request. ``chosen``
+    is the setting; if it was searched, ``tried`` says what reached what on the tuning seeds.
+
+    Raises ``ValueError`` for a cell that cannot be simulated.
+    """
+    work = cell.workload()
+    candidates = prepare(cell)
+    tried: list[dict[str, Any]] = []
+    best = candidates[0]
+    if len(candidates) > 1:
+        best = _search(cell, work, candidates, tried, progress)
+    progress(f"{cell.system.name}: measuring {best.system.name} {best.layout}")
+    found = _goodput(cell, work, best, cell.seeds, cell.resolution, 1.0)
+    figures: dict[str, Any] = {
+        "goodput": found.rate,
+        "low": found.low,
+        "high": found.high,
+        "rates": list(found.rates),
+        "bound": best.bound.alike,
+        "bound_any": best.bound.any,
+        "share": found.rate / best.bound.alike,
+        "instances": best.cluster.instances,
+        "chosen": _chosen(best),
+    }
+    if tried:
+        figures["tried"] = tried
+    if found.rate > 0:
+        figures |= _latencies(cell, best, found.rate)
+        figures["cost"] = cost_per_request(found.rate, cell.gpus, cell.hourly)
+    return figures
+
+
+def seconds(cell: Cell, rate: float) -> float:
+    """How long a run measures at about ``rate``."""
+    return max(cell.min_seconds, cell.requests / rate)
+
+
+def play(cell: Cell, rate: float, seed: int, *, keep_steps: bool = False) -> tuple[Result, Summary]:
+    """One run of the cell at ``rate``: its result and summary.
+
+    ``requests`` are measured, after those of the warm-up. Raises ``ValueError`` for a cell that
+    has something to search.
+    """
+    candidates = prepare(cell)
+    if len(candidates) > 1:
+        raise ValueError(f"system {cell.system.name}: a single run needs one setting, not a search")
+    one = candidates[0]
+    return _play(cell, one.cluster, one.system, rate, seed, cell.requests, keep_steps)
+
+
+def attainment(cell: Cell, rate: float, figures: Mapping[str, Any]) -> float:
+    """Share of requests within both SLOs at ``rate``, the mean over the seeds, for what
+    ``evaluate`` chose."""
+    chosen = figures["chosen"]
+    layout = next(one for one in cell.layouts() if str(one) == chosen["layout"])
+    system = variants.load(chosen["system"])
+    return _attainment(cell, cell.cluster(layout), system, rate)[0]
+
+
+def holds(cell: Cell, rate: float) -> bool:
+    """Whether the cell's one setting keeps the SLOs at ``rate`` with a queue that is stable."""
+    one = prepare(cell)[0]
+    share, stable = _attainment(cell, one.cluster, one.system, rate)
+    return stable and share >= cell.target
+
+
+def _attainment(cell: Cell, cluster: Cluster, system: System, rate: float) -> tuple[float, bool]:
+    count = math.ceil(rate * seconds(cell, rate))
+    summaries = [_play(cell, cluster, system, rate, seed, count)[1] for seed in cell.seeds]
+    shares = [s.attainment_as_published if cell.published else s.attainment for s in summaries]
+    return sum(shares) / len(shares), all(s.stable for s in summaries)
+
+
+def _play(
+    cell: Cell,
+    cluster: Cluster,
+    system: System,
+    rate: float,
+    seed: int,
+    count: int,
+    keep_steps: bool = False,
+) -> tuple[Result, Summary]:
+    work = cell.workload()
+    arrivals = work.arrivals(rate, math.ceil(cell.warmup * rate) + count, seed)
+    options = cell.options(seed=seed, keep_steps=keep_steps)
+    result = simulate(system, cluster, arrivals, work.slo, options)
+    return result, summarise(result.outcomes, cell.warmup)
+
+
+def prepare(cell: Cell) -> list[Candidate]:
+    """All that the cell has to choose from: one if nothing is to be searched.
+
+    Raises ``ValueError`` if nothing of it can be built.
+    """
+    work = cell.workload()
+    sample = [a for seed in cell.seeds for a in work.arrivals(1.0, cell.requests, seed)]
+    found: list[Candidate] = []
+    problems = []
+    for layout in cell.layouts():
+        try:
+            cluster = cell.cluster(layout)
+            systems = cell.systems(cluster)
+        except ValueError as error:
+            problems.append(error)
+            continue
+        bound = fluid_bound(cluster, sample, work.slo, cell.options())
+        found += [Candidate(layout, cluster, bound, system) for system in systems]
+    if not found:
+        raise problems[0]
+    return found
+
+
+def _search(
+    cell: Cell,
+    work: Workload,
+    candidates: Sequence[Candidate],
+    tried: list[dict[str, Any]],
+    progress: Progress,
+) -> Candidate:
+    """Successive halving: short runs weed out, the last three meet in whole ones."""
+    seeds = cell.tune_seeds
+
+    def rank(field: Sequence[Candidate], part: float, resolution: float) -> list[Candidate]:
+        scored = []
+        for number, one in enumerate(field, 1):
+            progress(f"{cell.system.name}: trying {one.system.name} {number}/{len(field)}")
+            used = seeds if part == 1 else seeds[:1]
+            rate = _goodput(cell, work, one, used, max(resolution, cell.resolution), part).rate
+            scored.append((rate, one))
+            tried.append({**_chosen(one), "part": part, "rate": rate})
+        scored.sort(key=lambda pair: pair[0], reverse=True)
+        return [one for _, one in scored]
+
+    field = list(candidates)
+    for part, resolution in ((0.25, 0.05), (0.5, 0.02)):
+        if len(field) > 3:
+            field = rank(field, part, resolution)[: max(3, math.ceil(len(field) / 4))]
+    field = field[:3]
+    finer = variants.between(field[0].system, cell.chunks)
+    field += [dataclasses.replace(field[0], system=system) for system in finer]
+    return rank(field, 1.0, cell.resolution)[0]
+
+
+def _goodput(
+    cell: Cell,
+    work: Workload,
+    one: Candidate,
+    seeds: Sequence[int],
+    resolution: float,
+    part: float,
+) -> Goodput:
+    def unit(seed: int, count: int) -> Sequence[Arrival]:
+        return work.arrivals(1.0, count, seed)
+
+    return goodput(
+        one.system,
+        one.cluster,
+        unit,
+        work.slo,
+        target=cell.target,
+        guess=one.guess,
+        seeds=seeds,
+        seconds=part * seconds(cell, one.guess),
+        warmup=cell.warmup,
+        resolution=resolution,
+        published=cell.published,
+        options=cell.options(),
+    )
+
+
+def _latencies(cell: Cell, one: Candidate, rate: float) -> dict[str, Any]:
+    count = math.ceil(rate * seconds(cell, one.guess))
+    _, summary = _play(cell, one.cluster, one.system, rate, cell.seeds[0], count)
+    return {
+        "attainment": summary.attainment,
+        "attainment_as_published": summary.attainment_as_published,
+        "ttft": _named(summary.ttft),
+        "ttft_with_switch_wait": _named(summary.ttft_with_switch_wait),
+        "tpot": _named(summary.tpot),
+        "late": summary.late,
+        "shed": summary.shed,
+        "preemptions": summary.preemptions,
+        "stable": summary.stable,
+        "requests": summary.requests,
+    }
+
+
+def _named(percentiles: dict[int, float]) -> dict[str, float]:
+    return {f"p{percent}": value for percent, value in percentiles.items()}
+
+
+def _chosen(one: Candidate) -> dict[str, Any]:
+    system = variants.dump(one.system)
+    return {"layout": str(one.layout), "name": one.system.name, "system": system}

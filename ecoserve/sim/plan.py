@@ -1,0 +1,145 @@
+"""How many instances of what layout serve a workload within its SLOs, by simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ecoserve.sim.evaluate import evaluate, holds, prepare
+from ecoserve.sim.experiment import Cell, Layout, fitting
+
+Progress = Callable[[str], None]
+
+# Layouts that the fluid bound ranks below these are not simulated.
+_SIMULATED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A layout that was simulated. Rates in requests/s, ``hourly`` in dollars for all its GPUs.
+
+    ``lower`` and ``upper`` are N_l and N_u, the sizes of a macro instance. ``share`` is goodput
+    over the fluid bound; ``cost`` dollars for a request at goodput.
+    """
+
+    system: str
+    layout: Layout
+    instances: int
+    gpus: int
+    lower: int
+    upper: int
+    goodput: float
+    bound: float
+    hourly: float
+    ttft_p50: float
+    ttft_p90: float
+    tpot_p50: float
+    tpot_p90: float
+
+    @property
+    def share(self) -> float:
+        return self.goodput / self.bound
+
+    @property
+    def cost(self) -> float:
+        return self.hourly / 3600 / self.goodput
+
+
+def macro_sizes(gpus: int) -> tuple[int, int]:
+    """N_l and N_u for a cluster of that size: up to 16 GPUs N_u is 4, up to 64 it is 8, above 16;
+    N_l is half of it, rounded up."""
+    upper = 4 if gpus <= 16 else 8 if gpus <= 64 else 16
+    return math.ceil(upper / 2), upper
+
+
+def for_gpus(cell: Cell, progress: Progress = lambda _: None) -> list[Plan]:
+    """What ``cell.gpus`` GPUs serve in the most promising layouts, the best first.
+
+    Raises ``ValueError`` if the model fits in no layout or no layout keeps the SLOs.
+    """
+    layouts = [cell.layout] if cell.layout else fitting(cell.model, cell.gpu, cell.gpus)
+    ranked = sorted(layouts, key=lambda layout: _bound(_in(cell, layout)), reverse=True)
+    plans: list[Plan] = []
+    for layout in ranked[:_SIMULATED]:
+        progress(f"{layout}: goodput of {cell.gpus} {cell.gpu}")
+        plans += _plan(_in(cell, layout))
+    return _kept(sorted(plans, key=lambda plan: plan.goodput, reverse=True), cell)
+
+
+def for_rate(cell: Cell, rate: float, progress: Progress = lambda _: None) -> list[Plan]:
+    """The fewest GPUs that serve ``rate`` in the most promising layouts, the cheapest first.
+
+    ``cell.gpus`` is the most that may be used. Raises ``ValueError`` if that is not enough.
+    """
+    if not 0 < rate < math.inf:
+        raise ValueError(f"rate must be a positive number of requests a second, not {rate!r}")
+    ranked = []
+    for layout in _any_layouts(cell):
+        each = _bound(_in(cell, layout, layout.gpus))
+        ranked.append((math.ceil(rate / each) * layout.gpus, -each, layout))
+    ranked.sort(key=lambda entry: entry[:2])
+    plans: list[Plan] = []
+    for least, _, layout in ranked[:_SIMULATED]:
+        for gpus in range(least, cell.gpus + 1, layout.gpus):
+            # More than what another layout does with is of no use.
+            if plans and gpus > min(plan.gpus for plan in plans):
+                break
+            progress(f"{layout}: {rate:g} requests/s on {gpus} {cell.gpu}")
+            if holds(tried := _in(cell, layout, gpus), rate):
+                plans += _plan(tried)
+                break
+    if not plans:
+        raise ValueError(
+            f"{rate:g} requests/s of {cell.data} need more than {cell.gpus} {cell.gpu}; "
+            "allow more GPUs or looser SLOs"
+        )
+    return _kept(sorted(plans, key=lambda plan: (plan.gpus, -plan.goodput)), cell)
+
+
+def _any_layouts(cell: Cell) -> list[Layout]:
+    if cell.layout:
+        return [cell.layout]
+    # Whole nodes hold every layout.
+    return fitting(cell.model, cell.gpu, 64)
+
+
+def _in(cell: Cell, layout: Layout, gpus: int | None = None) -> Cell:
+    return cell.model_copy(update={"layout": layout, "gpus": gpus or cell.gpus})
+
+
+def _bound(cell: Cell) -> float:
+    return max(one.guess for one in prepare(cell))
+
+
+def _plan(cell: Cell) -> Iterator[Plan]:
+    """The cell's plan; nothing if no rate is within the SLOs."""
+    figures = evaluate(cell)
+    if not figures["goodput"]:
+        return
+    assert cell.layout is not None
+    lower, upper = macro_sizes(cell.gpus)
+    yield Plan(
+        system=figures["chosen"]["name"],
+        layout=cell.layout,
+        instances=figures["instances"],
+        gpus=cell.gpus,
+        lower=lower,
+        upper=upper,
+        goodput=figures["goodput"],
+        bound=figures["bound"],
+        hourly=cell.gpus * cell.hourly,
+        ttft_p50=figures["ttft"]["p50"],
+        ttft_p90=figures["ttft"]["p90"],
+        tpot_p50=figures["tpot"]["p50"],
+        tpot_p90=figures["tpot"]["p90"],
+    )
+
+
+def _kept(plans: list[Plan], cell: Cell) -> list[Plan]:
+    if not plans:
+        raise ValueError(
+            f"no layout of {cell.model} on {cell.gpu} keeps these SLOs for {cell.percentile:g} % "
+            f"of {cell.data} at any rate; loosen them or take a faster GPU"
+        )
+    return plans
