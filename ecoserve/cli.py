@@ -13,8 +13,10 @@ from rich.console import Console
 
 from ecoserve import __version__
 from ecoserve.policy import DEFAULT, POLICIES
+from ecoserve.sim import commands as sim
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+sim.register(app)
 
 
 class Late(StrEnum):
