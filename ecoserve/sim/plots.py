@@ -5,7 +5,8 @@ Needs the ``bench`` extra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,6 +14,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgb
 
 from ecoserve.sim.records import StepRecord
 
@@ -30,6 +32,7 @@ _COLOURS = {
     "padg": "#e7298a",
     "window": "#1b9e77",
     "paced": "#d7301f",
+    "default": "#d7301f",
 }
 _SPARE = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974")
 _MARKERS = "osD^vPX*<>"
@@ -41,11 +44,12 @@ def attainment(curves: Mapping[str, Curve], path: Path, *, target: float, title:
     ``target`` is the attainment that goodput asks for.
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    colours = _colours(curves)
     for i, (name, points) in enumerate(curves.items()):
         rates, shares = zip(*sorted(points), strict=True)
         shown = [100 * share for share in shares]
         marker = _MARKERS[i % len(_MARKERS)]
-        axes.plot(rates, shown, marker=marker, ms=4, color=_colour(name, i), label=name)
+        axes.plot(rates, shown, marker=marker, ms=4, color=colours[name], label=name)
     axes.axhline(100 * target, color="black", lw=0.8, ls="--")
     axes.set(xlabel="requests/s", ylabel="requests within both SLOs, %", title=title, ylim=(0, 102))
     axes.set_xlim(left=0)
@@ -96,6 +100,7 @@ def bars(
     figure, axes = plt.subplots(
         figsize=(max(6.0, 1.2 + 0.35 * len(groups) * len(systems)), 4.5), layout="constrained"
     )
+    colours = _colours(systems)
     for i, system in enumerate(systems):
         places = [g + (i - (len(systems) - 1) / 2) * width for g in range(len(groups))]
         values = [group.get(system) for group in groups.values()]
@@ -103,7 +108,7 @@ def bars(
             places,
             [value or 0.0 for value in values],
             width,
-            color=_colour(system, i),
+            color=colours[system],
             label=system,
         )
         labels = ["–" if value is None else f"{value:.3g}" for value in values]
@@ -120,10 +125,11 @@ def bars(
 def scaling(curves: Mapping[str, Curve], path: Path, *, title: str) -> None:
     """Goodput against GPUs, a line a system; dotted: proportional to the system's smallest."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    colours = _colours(curves)
     sizes = sorted({gpus for points in curves.values() for gpus, _ in points})
     for i, (name, points) in enumerate(curves.items()):
         gpus, rates = zip(*sorted(points), strict=True)
-        colour, marker = _colour(name, i), _MARKERS[i % len(_MARKERS)]
+        colour, marker = colours[name], _MARKERS[i % len(_MARKERS)]
         axes.plot(gpus, rates, marker=marker, ms=5, color=colour, label=name)
         ideal = [rates[0] * g / gpus[0] for g in gpus]
         axes.plot(gpus, ideal, color=colour, lw=0.8, ls=":")
@@ -134,8 +140,18 @@ def scaling(curves: Mapping[str, Curve], path: Path, *, title: str) -> None:
     _save(figure, path)
 
 
-def _colour(name: str, index: int) -> str:
-    return _COLOURS.get(name.lower().split()[0], _SPARE[index % len(_SPARE)])
+def _colours(names: Iterable[str]) -> dict[str, tuple[float, float, float]]:
+    """A colour a name: the system's own, paler for each further setting of the same system."""
+    found: dict[str, tuple[float, float, float]] = {}
+    used: Counter[str] = Counter()
+    for i, name in enumerate(names):
+        kind = name.lower().replace("ecoserve", "default").split()[0].split("-")[0]
+        base = to_rgb(_COLOURS.get(kind, _SPARE[i % len(_SPARE)]))
+        pale = min(0.25 * used[kind], 0.75)
+        used[kind] += 1
+        red, green, blue = (part + (1 - part) * pale for part in base)
+        found[name] = (red, green, blue)
+    return found
 
 
 def _save(figure: plt.Figure, path: Path) -> None:
