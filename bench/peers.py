@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import quota
 
+from e2e.harness import descendants
 from ecoserve.local.engine import Engine, Model, inspect_model, plan
 from ecoserve.local.machine import free_ports, inspect
 from ecoserve.local.model import default_cache_dir, prepare_smollm2
@@ -68,8 +70,11 @@ def worker(of: Engine, state: Path, *own: str, name: str, engine: tuple[str, ...
 
 
 @contextlib.asynccontextmanager
-async def running(server: Server, log: Path, *, patience: float = 300) -> AsyncIterator[float]:
-    """Runs the server; yields the seconds from its start to its first token.
+async def running(
+    server: Server, log: Path, *, patience: float = 300, group: Path | None = None
+) -> AsyncIterator[float]:
+    """Runs the server (in a CPU ``group`` of ``quota``, once it is ready); yields the seconds from
+    its start to its first token.
 
     Raises ``RuntimeError`` with the end of its log if it ends or is not ready in time.
     """
@@ -82,7 +87,11 @@ async def running(server: Server, log: Path, *, patience: float = 300) -> AsyncI
         )
         try:
             await asyncio.wait_for(_first_token(server, process, log), patience)
-            yield time.perf_counter() - began
+            took = time.perf_counter() - began
+            if group is not None:
+                for pid in (process.pid, *descendants(process.pid)):
+                    quota.move(group, pid)
+            yield took
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)

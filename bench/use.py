@@ -1,29 +1,38 @@
 """Shows that *use* rises evenly from idle to goodput.
 
-Finds the goodput (the Poisson rate at which --attainment of the calls meet both SLOs) by bisection,
-then plays 1, 25, 50 and 100 % of it and reads the use and the busy share that the instances report.
+Finds the goodput (the Poisson rate at which --attainment of the calls meet both SLOs, pooled over
+--seeds) by bisection, then plays 1, 25, 50, 75 and 100 % of it. While it is steady (after --warm
+seconds, until the last call is due) it reads the use and the busy share that the instances report,
+and counts the tokens that they generate: use is compared with what was served, because a short
+Poisson run brings more or fewer calls than its rate says.
 
-    python bench/use.py --scheduler http://127.0.0.1:PORT --out docs/use.json
+    python bench/use.py --scheduler http://127.0.0.1:PORT --out docs/results/use.json
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from endpoint import arguments, idle, instances, only_cluster, slo
 
-from ecoserve.bench.load import Call, attainment, chat, percentile, play, poisson, words
+from ecoserve.bench.load import Call, Outcome, attainment, chat, percentile, play, poisson, words
+from ecoserve.policy.state import SLO
 
 SHARES = (0.01, 0.25, 0.5, 0.75, 1.0)
 
 
 async def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
+    parser.add_argument("--warm", type=float, default=15.0, help="of these, before it is steady")
+    parser.add_argument("--seeds", type=int, default=2, help="runs at each rate")
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--attainment", type=float, default=0.9)
@@ -39,28 +48,22 @@ async def main() -> None:
         low, high = 0.0, options.highest
         for step in range(options.steps):
             rate = (low + high) / 2
-            outcomes, _ = await run(options, cluster["model"], rate, seed=step)
-            met = attainment(outcomes, promise)
+            runs = [
+                await run(options, cluster["model"], rate, seed=10 * step + i)
+                for i in range(options.seeds)
+            ]
+            met = attainment([o for r in runs for o in r.outcomes], promise)
             print(f"rate {rate:.3f}/s: joint attainment {met:.1%}", flush=True)
             low, high = (rate, high) if met >= options.attainment else (low, rate)
         goodput = low
     rows = []
     for number, share in enumerate(SHARES):
-        rate = share * goodput
-        # New prompts each time: those of the last run are in the prefix caches.
-        outcomes, samples = await run(options, cluster["model"], rate, seed=100 + number)
-        rows.append(
-            {
-                "share": share,
-                "rate": round(rate, 3),
-                "calls": len(outcomes),
-                "attainment": round(attainment(outcomes, promise), 3),
-                "use": round(float(np.mean([s[0] for s in samples])), 3),
-                "busy": round(float(np.mean([s[1] for s in samples])), 3),
-                "ttft_p50": round(percentile([o.ttft for o in outcomes if o.ok], 50), 3),
-                "tpot_p50": round(percentile([o.tpot for o in outcomes if o.ok], 50), 4),
-            }
-        )
+        runs = [
+            # New prompts each time: those of the last run are in the prefix caches.
+            await run(options, cluster["model"], share * goodput, seed=1000 + 10 * number + i)
+            for i in range(options.seeds)
+        ]
+        rows.append(row(share, share * goodput, runs, promise, options.output))
         print(json.dumps(rows[-1]), flush=True)
     found = {
         "policy": cluster["policy"],
@@ -73,31 +76,79 @@ async def main() -> None:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
-async def run(options: Any, model: str, rate: float, seed: int) -> tuple[list[Any], list[Any]]:
-    """Plays one rate; outcomes, and means of (use, busy) over the instances while it is steady."""
+@dataclass(slots=True)
+class Run:
+    """Outcomes, what the instances reported while it was steady, and what they served then."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+def row(share: float, rate: float, runs: list[Run], promise: SLO, output: int) -> dict[str, Any]:
+    """One line of the result: means over the runs."""
+    outcomes = [o for r in runs for o in r.outcomes]
+    whole = [o for o in outcomes if o.ok]
+    samples = [s for r in runs for s in r.samples]
+    served = sum(r.tokens for r in runs) / sum(r.seconds for r in runs) / output
+    use = float(np.mean([s["use"] for s in samples]))
+    latency = {
+        name: float(f"{np.median([s['latency'][name] for s in samples]):.3g}")
+        for name in samples[0]["latency"]
+    }
+    return {
+        "share": share,
+        "rate": round(rate, 3),
+        "calls": len(outcomes),
+        "served_per_s": round(served, 3),
+        "attainment": round(attainment(outcomes, promise), 3),
+        "use": round(use, 3),
+        "use_per_served": round(use / served, 3) if served else None,
+        "busy": round(float(np.mean([s["busy"] for s in samples])), 3),
+        "running": round(float(np.mean([s["running"] for s in samples])), 1),
+        "ttft_p50": round(percentile([o.ttft for o in whole], 50), 3),
+        "tpot_p50": round(percentile([o.tpot for o in whole], 50), 4),
+        "latency": latency,
+    }
+
+
+async def generated(cluster: dict[str, Any]) -> float:
+    """Tokens that the workers have generated so far, by vLLM's own counter."""
+    total = 0.0
+    async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+        for instance in instances(cluster):
+            text = (await client.get(f"http://{instance['address']}/metrics")).text
+            for line in text.splitlines():
+                if line.startswith("vllm:generation_tokens_total"):
+                    total += float(line.rsplit(" ", 1)[1])
+    return total
+
+
+async def run(options: Any, model: str, rate: float, seed: int) -> Run:
+    """Plays one rate and watches it while it is steady."""
     await idle(options.scheduler)
-    times = poisson(rate, options.seconds, seed) or [0.0]
+    times = poisson(rate, options.seconds, seed) or [options.warm + 1.0]
     calls = [
         Call(due, chat(model, words(options.prompt, 10_000 * seed + i), options.output))
         for i, due in enumerate(times)
     ]
-    samples: list[tuple[float, float]] = []
+    found = Run()
 
     async def watch() -> None:
-        # Use looks back over a window of ten seconds; before that is full it is not steady.
-        await asyncio.sleep(min(10.0, options.seconds / 2))
-        while True:
-            found = instances(await only_cluster(options.scheduler))
-            samples.append(
-                (np.mean([i["use"] for i in found]), np.mean([i["busy"] for i in found]))
-            )
+        await asyncio.sleep(options.warm)
+        cluster = await only_cluster(options.scheduler)
+        began, before = time.perf_counter(), await generated(cluster)
+        while time.perf_counter() < began + options.seconds - options.warm:
+            found.samples += instances(await only_cluster(options.scheduler))
             await asyncio.sleep(0.5)
+        found.tokens = await generated(cluster) - before
+        found.seconds = time.perf_counter() - began
 
     watching = asyncio.create_task(watch())
-    asyncio.get_running_loop().call_later(options.seconds, watching.cancel)
-    outcomes = await play(options.url, calls)
-    await asyncio.wait([watching])
-    return outcomes, samples
+    found.outcomes = await play(options.url, calls)
+    await watching
+    return found
 
 
 if __name__ == "__main__":

@@ -121,10 +121,13 @@ class LatencyFit:
     """Keeps a ``LatencyModel`` true to the steps that are measured.
 
     The latest ``window`` samples of each kind are kept and fitted anew after every ``every``
-    samples: least squares on the *relative* error, coefficients not negative, with the previous
-    model as a weak prior so that what was not exercised lately (one prompt length only, say) keeps
-    its figure. A sample that is off by more than ``outlier`` times is a hiccup (a page fault, a
-    compile) and is left out unless such samples keep coming.
+    samples: least squares on the *relative* error, coefficients not negative, with the first model
+    (the calibration, which exercised every term on purpose) as a prior of weight ``prior``. The
+    prior holds proportions, not speed: it is first scaled to the samples as a whole. So what was
+    not exercised lately (one prompt length only, batches of one to three) keeps its proportion
+    however long that lasts, while terms that the samples do tell apart follow them. A sample that
+    is off by more than ``outlier`` times is a hiccup (a page fault, a compile) and is left out
+    unless such samples keep coming.
     """
 
     def __init__(
@@ -133,10 +136,11 @@ class LatencyFit:
         *,
         window: int = 256,
         every: int = 32,
-        prior: float = 0.2,
+        prior: float = 1.0,
         outlier: float = 4.0,
     ) -> None:
         self.model = model
+        self._first = model
         self._every = every
         self._prior = prior
         self._outlier = outlier
@@ -175,21 +179,21 @@ class LatencyFit:
         return True
 
     def _fit(self) -> LatencyModel:
-        old = self.model
+        first = self._first
         prefill = _nonnegative(
             [(1.0, s.tokens, s.pairs) for s in self._samples["prefill"]],
             [s.seconds for s in self._samples["prefill"]],
-            (old.prefill_fixed, old.prefill_token, old.prefill_pair),
+            (first.prefill_fixed, first.prefill_token, first.prefill_pair),
             self._prior,
         )
         decode = _nonnegative(
             [(1.0, s.batch, s.context) for s in self._samples["decode"]],
             [s.seconds for s in self._samples["decode"]],
-            (old.decode_fixed, old.decode_sequence, old.decode_context),
+            (first.decode_fixed, first.decode_sequence, first.decode_context),
             self._prior,
         )
         fitted = replace(
-            old,
+            self.model,
             prefill_fixed=prefill[0],
             prefill_token=max(prefill[1], 1e-9),
             prefill_pair=prefill[2],
@@ -200,7 +204,7 @@ class LatencyFit:
         self.model = replace(fitted, mixing=0.0)
         mixed = self._samples["mixed"]
         ratios = [s.seconds / self.predict(s) for s in mixed]
-        mixing = float(np.median(ratios)) - 1 if ratios else old.mixing
+        mixing = float(np.median(ratios)) - 1 if ratios else self.model.mixing
         self.model = replace(fitted, mixing=min(max(mixing, -0.9), 9.0))
         misses = [
             abs(s.seconds / max(self.predict(s), 1e-9) - 1)

@@ -61,7 +61,7 @@ def test_a_chunked_prefill_costs_one_fixed_cost_more_than_a_whole_one() -> None:
 @pytest.mark.parametrize("mixing", [-0.1, 0.0, 0.25])
 def test_the_fit_finds_the_model_that_the_steps_follow(mixing: float) -> None:
     true = LatencyModel(0.0129, 2.47e-4, 2.2e-7, 0.0123, 3.81e-4, 1.45e-6, mixing)
-    fit = LatencyFit(GUESS)
+    fit = LatencyFit(GUESS, prior=0.02)
     for kind in ("prefill", "decode", "mixed"):
         for sample in samples(true, kind, 200, seed=len(kind)):
             fit.observe(sample)
@@ -80,6 +80,30 @@ def test_what_is_not_exercised_keeps_its_figure() -> None:
     assert fit.model.prefill(100) == pytest.approx(1.5 * CPU.prefill(100), rel=0.1)
     # One length alone says nothing about the split; the whole curve is scaled, not bent away.
     assert 1.0 < fit.model.prefill(1000) / CPU.prefill(1000) < 2.0
+
+
+def test_small_batches_do_not_bend_what_is_known_of_large_ones() -> None:
+    """An hour of batches of one to three whose time says nothing of the batch (what else the
+    machine does outweighs it), on a machine that is slower than when it was calibrated."""
+    fit = LatencyFit(CPU)
+    rng = np.random.default_rng(1)
+    for _ in range(10_000):
+        batch = int(rng.integers(1, 4))
+        seconds = 1.2 * CPU.decode(2, 460) * (1 + 0.1 * rng.standard_normal())
+        fit.observe(StepSample(0, 0.0, batch, 230 * batch, seconds))
+    for batch in (2, 16):
+        expected = 1.2 * CPU.decode(batch, 230 * batch)
+        assert fit.model.decode(batch, 230 * batch) == pytest.approx(expected, rel=0.15)
+
+
+def test_a_proportion_that_the_steps_do_tell_is_followed() -> None:
+    fit = LatencyFit(CPU)
+    changed = LatencyModel(0.0129, 2.47e-4, 2.2e-7, 0.0123, 3 * 3.81e-4, 1.45e-6)
+    for s in samples(changed, "decode", 1000, seed=5):
+        fit.observe(s)
+    for batch in (1, 16, 32):
+        expected = changed.decode(batch, 500 * batch)
+        assert fit.model.decode(batch, 500 * batch) == pytest.approx(expected, rel=0.1)
 
 
 def test_a_hiccup_is_left_out_and_a_lasting_change_is_followed() -> None:

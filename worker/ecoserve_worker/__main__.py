@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -43,13 +44,18 @@ def main() -> int:
 def _run(options: Options) -> int:
     from ecoserve_worker.listen import bind
 
-    with bind(options.host, options.port) as sock:  # vLLM's imports alone take seconds
+    with contextlib.ExitStack() as stack:
+        # Before vLLM's imports, which alone take seconds.
+        sock = stack.enter_context(bind(options.host, options.port))
+        health = None
+        if options.health_port is not None:
+            health = stack.enter_context(bind(options.host, options.health_port))
         from ecoserve_worker.engine import parse_engine_arguments
         from ecoserve_worker.server import serve
         from ecoserve_worker.vllm_plugin import register
 
         register()
-        return serve(options, parse_engine_arguments(options), sock)
+        return serve(options, parse_engine_arguments(options), sock, health)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

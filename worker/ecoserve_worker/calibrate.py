@@ -27,7 +27,8 @@ from ecoserve_worker.vllm_plugin.instance import UNCALIBRATED
 logger = logging.getLogger(__name__)
 
 _LENGTHS = (64, 256, 64, 640, 256)
-_BATCH = 8
+# Sequences and their prompt tokens: the larger batch holds less context, so that both tell apart.
+_BATCHES = ((4, 256), (16, 32))
 _JOINING = (64, 192, 384)
 
 
@@ -77,7 +78,7 @@ async def warm_up(engine: Engine, ledger: Ledger, *, vocabulary: int, max_len: i
 
 
 async def measure(engine: Engine, ledger: Ledger, *, vocabulary: int, max_len: int) -> LatencyModel:
-    """Measures and fits; about two seconds with a small model on two cores.
+    """Measures and fits; about four seconds with a small model on two cores.
 
     Nothing of it is counted, and the prefix cache is emptied afterwards.
     """
@@ -89,11 +90,12 @@ async def measure(engine: Engine, ledger: Ledger, *, vocabulary: int, max_len: i
     warm_up = len(ledger.samples)
     for length in _LENGTHS:
         await run.generate(length, 4)
-    decodes = [run.start(32, 16) for _ in range(_BATCH)]
-    await decodes[0].first_token.wait()
-    for length in _JOINING:
-        await run.generate(length, 2)
-    await asyncio.gather(*(decode.task for decode in decodes))
+    for batch, prompt in _BATCHES:
+        decodes = [run.start(prompt, 16) for _ in range(batch)]
+        await decodes[0].first_token.wait()
+        for length in _JOINING:
+            await run.generate(length, 2)
+        await asyncio.gather(*(decode.task for decode in decodes))
     samples = [StepSample(s.tokens, s.pairs, s.batch, s.context, s.seconds) for s in ledger.samples]
     ledger.samples.clear()
     ledger.calibrate(False)

@@ -19,6 +19,7 @@ class Options:
     scheduler: str
     host: str
     port: int
+    health_port: int | None
     state_dir: Path
     policy: str
     slo: SLO
@@ -48,6 +49,11 @@ def parse(arguments: list[str]) -> Options:
     add("--scheduler", default="", metavar="HOST:PORT", help="the scheduler's gRPC address")
     add("--host", default="127.0.0.1", help="address to serve on")
     add("--port", type=int, default=8001, help="port to serve on")
+    add(
+        "--health-port",
+        type=int,
+        help="a port of its own for health and metrics (default: on the serving port alone)",
+    )
     add("--state-dir", type=Path, required=True, help="where calibrations are kept")
     add("--policy", default=DEFAULT, choices=tuple(POLICIES), help="until the scheduler says")
     add("--ttft-slo", type=float, default=10.0, help="until the scheduler says (seconds)")
@@ -70,6 +76,7 @@ def parse(arguments: list[str]) -> Options:
         scheduler=given.scheduler,
         host=given.host,
         port=given.port,
+        health_port=given.health_port,
         state_dir=given.state_dir,
         policy=given.policy,
         slo=slo,

@@ -16,7 +16,7 @@ import time
 import uuid
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import uvicorn
@@ -29,6 +29,7 @@ from ecoserve_worker import calibrate, metrics
 from ecoserve_worker.channel import FrontEnd
 from ecoserve_worker.engine import cause, configure, first_line, start
 from ecoserve_worker.gate import Gate
+from ecoserve_worker.health import HealthPort
 from ecoserve_worker.ledger import Ledger
 from ecoserve_worker.listen import StartError
 from ecoserve_worker.messages import Settings
@@ -52,8 +53,14 @@ _ANSWERS_END_WITHIN = 3.0
 _SAME_SIGNAL_WITHIN = 1.0
 
 
-def serve(options: Options, args: argparse.Namespace, sock: socket.socket) -> int:
-    """Runs the worker to its end; returns the exit status.
+def serve(
+    options: Options,
+    args: argparse.Namespace,
+    sock: socket.socket,
+    health: socket.socket | None = None,
+) -> int:
+    """Runs the worker to its end; returns the exit status. ``sock`` is what it serves on,
+    ``health`` where health and metrics are besides.
 
     The engine is started before there is an event loop: a forked process would share the loop's
     signal descriptor, and the loop would take the engine's signals for its own.
@@ -69,7 +76,7 @@ def serve(options: Options, args: argparse.Namespace, sock: socket.socket) -> in
                 logger.debug("the engine did not start", exc_info=True)
                 raise StartError(f"the engine did not start: {cause(errors, error)}") from error
             try:
-                status: int = uvloop.run(worker.run(sock))
+                status: int = uvloop.run(worker.run(sock, health))
             finally:
                 worker.stop_engine()
             if status == ENGINE_DIED:
@@ -88,6 +95,7 @@ class Worker:
         self.channel = FrontEnd(directory / "channel", self.ledger.received)
         self.engine: AsyncLLM
         self.app: ASGIApp
+        self.gate: Gate
         self._told_to_stop = asyncio.Event()
         self._told_at = 0.0
         self._settings = Settings(
@@ -114,23 +122,28 @@ class Worker:
         self.channel.close()
         self.engine.shutdown(timeout=0 if self.engine_dead else 5)
 
-    async def run(self, sock: socket.socket) -> int:
+    async def run(self, sock: socket.socket, health: socket.socket | None = None) -> int:
         """Serves until told to stop or until the engine dies; returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         self.channel.start()
-        server = await self._server()
-        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        servers = {sock: await self._server()}
+        if health is not None:
+            servers[health] = self._http_server(HealthPort(self.gate), lifespan="off")
+        serving = [
+            asyncio.create_task(server.serve(sockets=[listening]))
+            for listening, server in servers.items()
+        ]
         work = asyncio.create_task(self._work())
         dead = asyncio.create_task(self._engine_dies())
         told = asyncio.create_task(self._told_to_stop.wait())
         try:
-            await asyncio.wait({serving, work, dead, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*serving, work, dead, told}, return_when=asyncio.FIRST_COMPLETED)
             if not self.engine_dead:
                 if work.done() and (error := work.exception()) is not None:
                     raise StartError(first_line(str(error) or type(error).__name__)) from error
-                if serving.done() and not told.done():
+                if any(task.done() for task in serving) and not told.done():
                     raise StartError("the HTTP server did not start; see its log")
                 self.ledger.draining = True
                 self.ledger.changed.set()
@@ -144,15 +157,14 @@ class Worker:
             await self._until_acknowledged(work)
             for task in (work, dead, told):
                 task.cancel()
-            server.should_exit = True
-            server.force_exit = bool(self.ledger.present)  # what has not ended by now is cut off
-            await asyncio.wait({serving}, timeout=_ANSWERS_END_WITHIN)
+            for server in servers.values():
+                server.should_exit = True
+                server.force_exit = bool(self.ledger.present)  # what has not ended is cut off
+            await asyncio.wait(serving, timeout=_ANSWERS_END_WITHIN)
 
     async def _server(self) -> uvicorn.Server:
-        from vllm import envs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
-        from vllm.entrypoints.launchers.launcher import NoSignalServer
 
         tasks = await self.engine.get_supported_tasks()
         app = build_app(self.args, tasks, self.engine.model_config)
@@ -161,11 +173,21 @@ class Worker:
         app.state.server = argparse.Namespace(should_exit=False)
         self.app = app
         metrics.register(self.ledger)
+        self.gate = Gate(app, self.ledger)
+        return self._http_server(self.gate)
+
+    def _http_server(
+        self, app: ASGIApp, lifespan: Literal["auto", "off"] = "auto"
+    ) -> uvicorn.Server:
+        from vllm import envs
+        from vllm.entrypoints.launchers.launcher import NoSignalServer
+
         config = uvicorn.Config(
-            Gate(app, self.ledger),
+            app,
             log_level=self.args.uvicorn_log_level,
             access_log=False,
             timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+            lifespan=lifespan,
         )
         config.load()
         server: uvicorn.Server = NoSignalServer(config)
@@ -228,6 +250,7 @@ class Worker:
             instance=options.instance,
             incarnation=uuid.uuid4().hex,
             address=f"{host}:{options.port}",
+            health_address=f"{host}:{options.health_port}" if options.health_port else "",
             model=(self.args.served_model_name or [self.args.model])[0],
             version=__version__,
             limits=pb.Limits(

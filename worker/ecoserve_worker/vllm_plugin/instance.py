@@ -122,7 +122,10 @@ class Instance:
         self.batch_limit = max_batch
         self.use = 0.0
         self.policy: Policy = make(settings.policy, settings.policy_settings)
-        self.fit = LatencyFit(LatencyModel(*settings.latency) if settings.latency else UNCALIBRATED)
+        # A guess has no proportions worth keeping.
+        self.fit = LatencyFit(UNCALIBRATED, prior=0.02)
+        if settings.latency:
+            self.fit = LatencyFit(LatencyModel(*settings.latency))
         self.tracker = PhaseTracker(now=now)
         self._meter = UseMeter(now)
         self._settings = settings

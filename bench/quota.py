@@ -1,0 +1,41 @@
+"""A fixed share of the CPUs for a tree of processes: a Linux control group of version 1 or 2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+# Short, so that a process that has used its share waits no longer than a step takes.
+_PERIOD_US = 10_000
+
+
+@contextlib.contextmanager
+def group(name: str, cores: float) -> Iterator[Path]:
+    """Makes a group whose processes get ``cores`` of CPU time together; yields its folder.
+
+    Raises ``OSError`` where groups cannot be made (no root, or a container that forbids it).
+    """
+    first = (_ROOT / "cgroup.controllers").exists()
+    folder = (_ROOT if first else _ROOT / "cpu") / f"ecoserve-bench-{os.getpid()}-{name}"
+    quota = round(cores * _PERIOD_US)
+    folder.mkdir()
+    try:
+        if first:
+            (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+        else:
+            (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota))
+        yield folder
+    finally:
+        while (folder / "cgroup.procs").read_text().strip():
+            time.sleep(0.1)  # processes that have been told to end
+        folder.rmdir()
+
+
+def move(folder: Path, pid: int) -> None:
+    """Puts a process with all that it starts from now on into the group."""
+    (folder / "cgroup.procs").write_text(str(pid))
