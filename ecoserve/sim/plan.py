@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ecoserve.policy.mitosis import default_sizes
 from ecoserve.sim.evaluate import evaluate, holds, prepare
 from ecoserve.sim.experiment import Cell, Layout, fitting
 
@@ -44,13 +45,6 @@ class Plan:
     @property
     def cost(self) -> float:
         return self.hourly / 3600 / self.goodput
-
-
-def macro_sizes(gpus: int) -> tuple[int, int]:
-    """N_l and N_u for a cluster of that size: up to 16 GPUs N_u is 4, up to 64 it is 8, above 16;
-    N_l is half of it, rounded up."""
-    upper = 4 if gpus <= 16 else 8 if gpus <= 64 else 16
-    return math.ceil(upper / 2), upper
 
 
 def for_gpus(cell: Cell, progress: Progress = lambda _: None) -> list[Plan]:
@@ -118,7 +112,7 @@ def _plan(cell: Cell) -> Iterator[Plan]:
     if not figures["goodput"]:
         return
     assert cell.layout is not None
-    lower, upper = macro_sizes(cell.gpus)
+    lower, upper = default_sizes(cell.gpus)
     yield Plan(
         system=figures["chosen"]["name"],
         layout=cell.layout,
