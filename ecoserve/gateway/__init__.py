@@ -6,6 +6,7 @@ from ecoserve.gateway.binary import EnvoyMissing, command, drain, envoy_binary
 from ecoserve.gateway.config import GatewayConfig
 from ecoserve.gateway.envoy import build, dump
 from ecoserve.gateway.keys import keys_file_text
+from ecoserve.gateway.tls import tls_file_text
 
 __all__ = [
     "EnvoyMissing",
@@ -16,4 +17,5 @@ __all__ = [
     "dump",
     "envoy_binary",
     "keys_file_text",
+    "tls_file_text",
 ]

@@ -46,6 +46,11 @@ def command(config: GatewayConfig, path: Path, *, threads: int = 2) -> list[str]
 
     Raises ``EnvoyMissing``.
     """
+    return arguments(path, drain_s=config.drain_s, threads=threads)
+
+
+def arguments(path: Path, *, drain_s: float, threads: int) -> list[str]:
+    """The same, for a bootstrap whose settings are not at hand; ``drain_s`` in seconds."""
     return [
         str(envoy_binary()),
         "--config-path",
@@ -55,7 +60,7 @@ def command(config: GatewayConfig, path: Path, *, threads: int = 2) -> list[str]
         # Several gateways on one machine would otherwise meet in the shared memory of hot restarts.
         "--disable-hot-restart",
         "--drain-time-s",
-        str(max(math.ceil(config.drain_s), 1)),
+        str(max(math.ceil(drain_s), 1)),
         "--log-level",
         "warning",
     ]

@@ -19,6 +19,10 @@ class GatewayConfig:
     before the call goes on without it (at most a second), ``picker_max_wait_s`` how long a call may
     wait there once the scheduler has said that it waits.
 
+    ``status`` is an address that tells health and metrics without TLS and keys: ``/healthz`` (503
+    while Envoy drains), ``/live`` and ``/metrics``. ``tls_file`` is the path of a file made by
+    ``tls_file_text``; clients then connect by TLS.
+
     Keys are either ``api_keys`` (fixed) or ``api_keys_file``, the path of a file made by
     ``keys_file_text``, whose changes are taken over while Envoy runs.
 
@@ -41,10 +45,14 @@ class GatewayConfig:
     health_path: str = "/ecoserve/health"
     health_interval_s: float = 1.0
     access_log: str | None = None
+    status: str | None = None
+    tls_file: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("listen", "admin", "scheduler"):
             split(name, getattr(self, name))
+        if self.status is not None:
+            split("status", self.status)
         if split("admin", self.admin)[0] not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(f"admin must be on loopback, since it asks no key, not {self.admin!r}")
         if not self.cluster:

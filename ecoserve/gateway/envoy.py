@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 
 from ecoserve import headers
-from ecoserve.gateway import clusters
+from ecoserve.gateway import clusters, status
 from ecoserve.gateway.config import GatewayConfig
 from ecoserve.gateway.keys import key_filter
 from ecoserve.gateway.parts import Config, address, http_filter, seconds, typed
 from ecoserve.gateway.replies import local_replies
 from ecoserve.gateway.routes import routes
+from ecoserve.gateway.tls import transport_socket
 
-HEALTH_PATH = "/healthz"
 # Below what an operator would set as the limit of open files.
 _MOST_CONNECTIONS = 50_000
 # SO_KEEPALIVE, and Linux's TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT: a client that went away
@@ -32,8 +32,12 @@ def build(config: GatewayConfig) -> Config:
         "node": {"id": f"gateway-{config.cluster}", "cluster": config.cluster},
         "admin": {"address": address("admin", config.admin)},
         "static_resources": {
-            "listeners": [_listener(config)],
-            "clusters": [clusters.workers(config), clusters.scheduler(config)],
+            "listeners": [_listener(config), *status.listeners(config)],
+            "clusters": [
+                clusters.workers(config),
+                clusters.scheduler(config),
+                *status.clusters(config),
+            ],
         },
         "overload_manager": {
             "resource_monitors": [
@@ -66,12 +70,13 @@ def _listener(config: GatewayConfig) -> Config:
         ],
         "filter_chains": [
             {
+                **transport_socket(config),
                 "filters": [
                     {
                         "name": "envoy.filters.network.http_connection_manager",
                         "typed_config": _connection_manager(config),
                     }
-                ]
+                ],
             }
         ],
     }
@@ -93,7 +98,7 @@ def _connection_manager(config: GatewayConfig) -> Config:
         path_with_escaped_slashes_action="REJECT_REQUEST",
         early_header_mutation_extensions=[_strip_headers()],
         http_filters=[
-            _health(),
+            status.health_filter(),
             *([asks_key] if asks_key is not None else []),
             # Holds the body until it is whole, and answers 413 to one over the limit.
             http_filter(
@@ -125,16 +130,6 @@ def _strip_headers() -> Config:
             ],
         ),
     }
-
-
-def _health() -> Config:
-    """Envoy's own health, 503 while it drains. No key is asked for it."""
-    return http_filter(
-        "health_check",
-        "extensions.filters.http.health_check.v3.HealthCheck",
-        pass_through_mode=False,
-        headers=[{"name": ":path", "string_match": {"exact": HEALTH_PATH}}],
-    )
 
 
 def _picker(config: GatewayConfig) -> Config:
