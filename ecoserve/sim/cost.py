@@ -4,9 +4,9 @@ A step of n tokens takes, on the slowest of PP equal stages,
 
     fixed + layers/PP x (linear + elementwise + visible all-reduce + attention) + LM head
 
-- linear: four matrix products, each ramp + ((2kmn/Fc)^p + (bytes/Bm)^p)^(1/p), a smooth roofline;
+- linear: four matrix products, each a roofline with a soft corner, cut into tiles (``kernels``);
 - elementwise: two fused add-norms, RoPE, KV write, gated activation, at streaming bandwidth;
-- all-reduce: two of latency + 2 (TP-1)/TP bytes / bus; of it, ``overlap`` is hidden behind the
+- all-reduce: two of latency and 2 (TP-1)/TP bytes / bus; of it, ``overlap`` is hidden behind the
   layer's other work, as far as that lasts;
 - attention: prefill 4 h d pairs flop at an efficiency that grows with the prompt's length, decode
   the KV read at a share of the bandwidth;
@@ -20,9 +20,10 @@ more), preemption, swapping, and what the host does between steps beyond ``fixed
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ecoserve.policy.latency import LatencyModel
+from ecoserve.sim import kernels
 from ecoserve.sim.hardware import AllReduce, Gpu
 from ecoserve.sim.models import BYTES, Model
 
@@ -98,18 +99,19 @@ class CostModel:
         kv_heads = max(model.kv_heads // tp, 1)
         q = model.heads * d // tp
         kv = 2 * kv_heads * d
-        self._products = ((h, q + kv), (q, h), (h, 2 * f // tp), (f // tp, h))
+        # QKV, output, gate and up, down: (k, m) of each.
+        self._k = (h, q, h, f // tp)
+        self._m = (q + kv, h, 2 * f // tp, h)
         # Two add-norms read and write two tensors each; RoPE does q and k; KV is copied to the
         # cache; the activation reads two and writes one.
         values = 2 * 4 * h + 2 * (q + kv // 2) + 2 * kv + 3 * f // tp
         self._elementwise = values * BYTES / (gpu.bandwidth * gpu.streaming)
         self._layers = model.layers // pp
-        attention = gpu.attention
-        self._pair = self._layers * 4 * q / (gpu.flops * attention.prefill)
-        # pairs (1 + half/n), with pairs = n^2/2 of a whole prompt, is pairs + n half/2; a later
-        # chunk of a prompt is charged alike for each of its tokens.
-        self._token = self._pair * attention.half / 2
-        self._context = self._layers * kv * BYTES / (gpu.bandwidth * attention.decode)
+        # Attention is linear in what a step holds, so one coefficient each is enough.
+        self._pair = self._layers * float(kernels.prefill_attention(gpu, 0, 1, q))
+        self._token = self._layers * float(kernels.prefill_attention(gpu, 1, 0, q))
+        self._context = self._layers * float(kernels.decode_attention(gpu, 0, 1, kv * BYTES))
+        self._sequence = self._layers * float(kernels.decode_attention(gpu, 1, 0, kv * BYTES))
         self._dense: dict[int, float] = {}
         self._head: dict[int, float] = {}
 
@@ -141,7 +143,7 @@ class CostModel:
         head = self._head.get(sampled)
         if head is None:
             head = self._head[sampled] = self._head_seconds(sampled)
-        seconds = dense + head + self._pair * pairs + self._token * tokens + self._context * context
+        seconds = dense + head + self._attention_seconds(tokens, pairs, batch, context)
         return (1 + self.mixing) * seconds if tokens and batch else seconds
 
     def parts(self, tokens: int, pairs: float, batch: int, context: int) -> Parts:
@@ -150,7 +152,7 @@ class CostModel:
         if not rows:
             return Parts(0, 0, 0, 0, 0, 0, 0)
         linear, elementwise, all_reduce = self._layer_parts(rows)
-        attention = self._pair * pairs + self._token * tokens + self._context * context
+        attention = self._attention_seconds(tokens, pairs, batch, context)
         head = self._head_seconds(batch + 1 if tokens else batch)
         plain = Parts(self.fixed, linear, elementwise, all_reduce, attention, head, 0.0)
         mixing = self.mixing * plain.total if tokens and batch else 0.0
@@ -170,16 +172,19 @@ class CostModel:
 
     def _layer_parts(self, rows: int) -> tuple[float, float, float]:
         """Seconds of linear layers, elementwise work and visible all-reduce over a stage."""
-        linear = sum(product_seconds(self.gpu, rows, k, m) for k, m in self._products)
+        linear = float(kernels.product(self.gpu, rows, self._k, self._m).sum())
         elementwise = self._elementwise * rows
         summed = 2 * self._all_reduce.seconds(BYTES * self.model.hidden * rows, self.tp)
         visible = summed - min(self.overlap * summed, linear + elementwise)
         return self._layers * linear, self._layers * elementwise, self._layers * visible
 
+    def _attention_seconds(self, tokens: int, pairs: float, batch: int, context: int) -> float:
+        prefill = self._pair * pairs + self._token * tokens
+        return prefill + self._sequence * batch + self._context * context
+
     def _head_seconds(self, rows: int) -> float:
-        return product_seconds(
-            self.gpu, rows, self.model.hidden, math.ceil(self.model.vocab / self.tp)
-        )
+        columns = math.ceil(self.model.vocab / self.tp)
+        return float(kernels.product(self.gpu, rows, self.model.hidden, columns))
 
     def _room(self, utilisation: float) -> int:
         gpus = self.gpus
@@ -193,19 +198,8 @@ class CostModel:
         return tokens
 
 
-def product_seconds(gpu: Gpu, rows: int, k: int, m: int) -> float:
-    """Seconds of a (rows x k) by (k x m) matrix product on one GPU."""
-    gemm = gpu.gemm
-    compute = 2 * rows * k * m / (gpu.flops * gemm.compute)
-    memory = BYTES * (k * m + rows * (k + m)) / (gpu.bandwidth * gemm.memory)
-    p = gemm.sharpness
-    # Divided by the larger, so that no power can overflow.
-    larger, smaller = max(compute, memory), min(compute, memory)
-    return float(gemm.ramp + larger * (1 + (smaller / larger) ** p) ** (1 / p))
-
-
 def _with_bus(all_reduce: AllReduce, bus: float) -> AllReduce:
-    return AllReduce(all_reduce.latency, dict.fromkeys(all_reduce.bus, bus))
+    return replace(all_reduce, bus=dict.fromkeys(all_reduce.bus, bus))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ docs/cost-model.md what was fitted on what.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -27,17 +27,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """Efficiency of matrix products: ramp + ((flop / compute)^p + (bytes / memory)^p)^(1/p).
+    """Efficiency of matrix products (``kernels.product`` is the form).
 
-    ``compute`` and ``memory`` are shares of the rated speeds that large products reach,
-    ``sharpness`` is p, ``ramp`` the seconds that any kernel takes to start and end. A matrix split
-    over more devices loses efficiency through the ramp alone.
+    ``compute`` and ``memory`` are shares of the rated speeds, the first for an endless tile;
+    ``sharpness`` is the p of the roofline; ``ramp`` the seconds that any kernel takes to start and
+    end, through which a matrix split over more devices loses efficiency; ``edge`` (elements) what
+    small tiles lose, ``wave`` the share of an unfilled last wave that is lost.
     """
 
     compute: float
     memory: float
     sharpness: float
     ramp: float
+    edge: float
+    wave: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +48,28 @@ class Attention:
     """Efficiency of attention kernels.
 
     A prompt of n tokens reaches ``prefill`` / (1 + ``half`` / n) of the rated flop/s, so half of
-    the best at n = ``half``; decode reads KV at ``decode`` of the rated bandwidth.
+    the best at n = ``half``; decode reads KV at ``decode`` of the rated bandwidth, ``pad`` tokens
+    more for each sequence than it has.
     """
 
-    prefill: float = 0.70
-    half: float = 1000.0
-    decode: float = 0.75
+    prefill: float
+    half: float
+    decode: float
+    pad: float
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """latency + 2 (TP-1)/TP bytes / bus, by TP: NCCL's bus bandwidth, bytes/s.
+    """(latency^p + (2 (TP-1)/TP bytes / bus)^p)^(1/p), by TP: seconds, bytes/s, p.
 
-    A TP between two of the table takes the figures of the next larger one.
+    ``bus`` is the bus bandwidth as NCCL's tests define it. At p = 1 latency simply adds; below,
+    messages of middling size take longer than that. A TP between two of the table takes the figures
+    of the next larger one.
     """
 
     latency: Mapping[int, float]
     bus: Mapping[int, float]
+    sharpness: Mapping[int, float]
 
     def seconds(self, size: float, tp: int) -> float:
         """Time to sum ``size`` bytes over ``tp`` devices; ValueError for more than the table's."""
@@ -70,15 +78,18 @@ class AllReduce:
         key = min((known for known in self.bus if known >= tp), default=0)
         if not key:
             raise ValueError(f"tp: all-reduce is known up to {max(self.bus)} devices, not {tp}")
-        return self.latency[key] + 2 * (tp - 1) / tp * size / self.bus[key]
+        moving = 2 * (tp - 1) / tp * size / self.bus[key]
+        p = self.sharpness[key]
+        return float((self.latency[key] ** p + moving**p) ** (1 / p))
 
 
-def _all_reduce(**by_tp: tuple[float, float]) -> AllReduce:
-    """From tp2=(microseconds, GB/s), ..."""
+def _all_reduce(**by_tp: tuple[float, float, float]) -> AllReduce:
+    """From tp2=(microseconds, GB/s, p), ..."""
     table = {int(key[2:]): value for key, value in by_tp.items()}
     return AllReduce(
-        MappingProxyType({tp: 1e-6 * us for tp, (us, _) in table.items()}),
-        MappingProxyType({tp: 1e9 * rate for tp, (_, rate) in table.items()}),
+        MappingProxyType({tp: 1e-6 * us for tp, (us, _, _) in table.items()}),
+        MappingProxyType({tp: 1e9 * rate for tp, (_, rate, _) in table.items()}),
+        MappingProxyType({tp: p for tp, (_, _, p) in table.items()}),
     )
 
 
@@ -86,22 +97,24 @@ def _all_reduce(**by_tp: tuple[float, float]) -> AllReduce:
 class Gpu:
     """A GPU as it stands in a node.
 
-    ``flops`` dense BF16 flop/s, ``bandwidth`` bytes/s and ``memory`` bytes of device memory;
-    ``peer`` joins two GPUs of a node, ``host`` a GPU and host memory (KV that moves inside a
-    node without a faster way crosses it), ``nic`` the node and the network (one for all its GPUs).
+    ``flops`` dense BF16 flop/s of all ``processors`` (streaming multiprocessors), ``bandwidth``
+    bytes/s and ``memory`` bytes of device memory; ``peer`` joins two GPUs of a node, ``host`` a GPU
+    and host memory (KV that moves inside a node without a faster way crosses it), ``nic`` the node
+    and the network (one for all its GPUs).
     """
 
     name: str
     flops: float
     bandwidth: float
     memory: float
+    processors: int
     all_reduce: AllReduce
     peer: Link
     host: Link
     nic: Link
     gemm: Gemm
-    attention: Attention = field(default_factory=Attention)
-    streaming: float = 0.85
+    attention: Attention
+    streaming: float
     """Share of the bandwidth that elementwise kernels reach."""
     gpus: int = 8
     """GPUs in a node."""
@@ -110,13 +123,21 @@ class Gpu:
     that GPU clouds published in 2025, from no one vendor. Only ratios between systems on the same
     GPU are meant; give your own price for anything else."""
     source: str = "extrapolated"
-    """"fitted" if ``gemm`` was fitted to this GPU's measured kernels; else what it stems from."""
+    """"fitted" if ``gemm`` was fitted to this GPU's measured kernels; else where it comes from."""
 
 
-_A100 = Gemm(compute=0.745, memory=0.822, sharpness=1.41, ramp=5.1e-6)
-_A40 = Gemm(compute=0.777, memory=0.782, sharpness=1.64, ramp=3.6e-6)
-_H100 = Gemm(compute=0.733, memory=0.982, sharpness=1.46, ramp=6.9e-6)
-_L20 = Gemm(compute=0.70, memory=0.782, sharpness=1.64, ramp=3.6e-6)
+# Made by `python -m ecoserve.sim.efficiency TABLES`, rounded; docs/cost-model.md has the tables.
+_A100 = Gemm(compute=0.858, memory=0.808, sharpness=2.25, ramp=5.0e-6, edge=10.4, wave=0.22)
+_A40 = Gemm(compute=0.858, memory=0.767, sharpness=2.32, ramp=3.1e-6, edge=6.2, wave=0.46)
+_H100 = Gemm(compute=1.114, memory=0.919, sharpness=3.26, ramp=6.1e-6, edge=43.2, wave=0.29)
+_L40S = Gemm(compute=0.655, memory=0.769, sharpness=2.51, ramp=0.0, edge=1.4, wave=0.0)
+_L40S_ATTENTION = Attention(prefill=0.544, half=602, decode=0.797, pad=26)
+_A100_ATTENTION = Attention(prefill=0.585, half=683, decode=0.687, pad=24)
+_H100_ATTENTION = Attention(prefill=0.706, half=1502, decode=0.890, pad=114)
+_H200_ATTENTION = Attention(prefill=0.698, half=1428, decode=0.861, pad=183)
+# The L20 has the die, memory and PCIe of the L40S and a third of its rated flop/s, of which it
+# reaches more (published prefill rates imply 0.60-0.70): large products reach 0.70 with this.
+_L20 = replace(_L40S, compute=0.711)
 
 _PCIE4 = Link(10e-6, 32e9, 0.75)
 _PCIE5 = Link(10e-6, 64e9, 0.75)
@@ -130,56 +151,66 @@ _ROCE_100G = Link(0.3e-3, 12.5e9, 0.77)
 _IB_400G = Link(0.3e-3, 50e9, 0.77)
 
 # The bus bandwidth between L20s is not published. 10 GB/s is inferred from published prefill rates
-# (they imply 7-13), and is the figure to sweep: results depend on it more than on any other.
-_L20_BUS = _all_reduce(tp2=(15, 10), tp4=(15, 10), tp8=(20, 10))
-_L40S_BUS = _all_reduce(tp2=(15, 20), tp4=(20, 5.1), tp8=(26, 1.5))
-_A800_PCIE_BUS = _all_reduce(tp2=(15, 20), tp4=(20, 20), tp8=(25, 20))
-_A100_BUS = _all_reduce(tp2=(12, 180), tp4=(15, 180), tp8=(20, 175))
-_A800_BUS = _all_reduce(tp2=(12, 120), tp4=(15, 120), tp8=(20, 117))
-_H100_BUS = _all_reduce(tp2=(10, 320), tp4=(12, 340), tp8=(15, 350))
+# (they imply 7-13), and is the figure to sweep: results depend on it more than on any other. The
+# latencies are the L40S's.
+_L20_BUS = _all_reduce(tp2=(5, 10, 1), tp4=(13, 10, 1), tp8=(25, 10, 1))
+_L40S_BUS = _all_reduce(tp2=(5.3, 19.1, 0.96), tp4=(13.2, 3.8, 1.16), tp8=(25.3, 2.0, 1.95))
+_A800_PCIE_BUS = _all_reduce(tp2=(5, 20, 1), tp4=(13, 20, 1), tp8=(25, 20, 1))
+_A100_BUS = _all_reduce(tp2=(5.0, 180, 1.0), tp4=(5.0, 211, 0.63), tp8=(5.4, 230, 0.52))
+# NVLink of 400 instead of 600 GB/s.
+_A800_BUS = _all_reduce(tp2=(5.0, 120, 1.0), tp4=(5.0, 141, 0.63), tp8=(5.4, 153, 0.52))
+_H100_BUS = _all_reduce(tp2=(4.2, 277, 0.91), tp4=(4.4, 341, 0.66), tp8=(4.6, 474, 0.54))
 
 GPUS = {
     gpu.name: gpu
     for gpu in (
         Gpu(
-            name="L20", flops=119.5e12, bandwidth=864e9, memory=48e9,
+            name="L20", flops=119.5e12, bandwidth=864e9, memory=48e9, processors=92,
             all_reduce=_L20_BUS, peer=_PCIE4, host=_PCIE4, nic=_TCP_10G,
-            gemm=_L20, price=0.60, source="extrapolated from A40",
+            gemm=_L20, attention=_L40S_ATTENTION, streaming=0.80,
+            price=0.60, source="extrapolated from L40S",
         ),
         Gpu(
-            name="L40S", flops=362e12, bandwidth=864e9, memory=48e9,
+            name="L40S", flops=362e12, bandwidth=864e9, memory=48e9, processors=142,
             all_reduce=_L40S_BUS, peer=_PCIE4, host=_PCIE4, nic=_ROCE_25G,
-            gemm=_L20, price=1.00, source="extrapolated from A40",
+            gemm=_L40S, attention=_L40S_ATTENTION, streaming=0.80,
+            price=1.00, source="fitted",
         ),
         Gpu(
-            name="A40", flops=149.7e12, bandwidth=696e9, memory=48e9,
+            name="A40", flops=149.7e12, bandwidth=696e9, memory=48e9, processors=84,
             all_reduce=_L20_BUS, peer=_PCIE4, host=_PCIE4, nic=_ROCE_25G,
-            gemm=_A40, price=0.50, source="fitted",
+            gemm=_A40, attention=_L40S_ATTENTION, streaming=0.80,
+            price=0.50, source="fitted",
         ),
         Gpu(
-            name="A800-PCIe", flops=312e12, bandwidth=1.935e12, memory=80e9,
+            name="A800-PCIe", flops=312e12, bandwidth=1.935e12, memory=80e9, processors=108,
             all_reduce=_A800_PCIE_BUS, peer=_PCIE4, host=_PCIE4, nic=_ROCE_25G,
-            gemm=_A100, price=1.40, source="extrapolated from A100",
+            gemm=_A100, attention=_A100_ATTENTION, streaming=0.60,
+            price=1.40, source="extrapolated from A100",
         ),
         Gpu(
-            name="A800-SXM", flops=312e12, bandwidth=2.039e12, memory=80e9,
+            name="A800-SXM", flops=312e12, bandwidth=2.039e12, memory=80e9, processors=108,
             all_reduce=_A800_BUS, peer=_NVLINK_A800, host=_PCIE4, nic=_ROCE_100G,
-            gemm=_A100, price=1.60, source="extrapolated from A100",
+            gemm=_A100, attention=_A100_ATTENTION, streaming=0.60,
+            price=1.60, source="extrapolated from A100",
         ),
         Gpu(
-            name="A100", flops=312e12, bandwidth=2.039e12, memory=80e9,
+            name="A100", flops=312e12, bandwidth=2.039e12, memory=80e9, processors=108,
             all_reduce=_A100_BUS, peer=_NVLINK_A100, host=_PCIE4, nic=_ROCE_100G,
-            gemm=_A100, price=1.60, source="fitted",
+            gemm=_A100, attention=_A100_ATTENTION, streaming=0.60,
+            price=1.60, source="fitted",
         ),
         Gpu(
-            name="H100", flops=989e12, bandwidth=3.35e12, memory=80e9,
+            name="H100", flops=989e12, bandwidth=3.35e12, memory=80e9, processors=132,
             all_reduce=_H100_BUS, peer=_NVLINK_H100, host=_PCIE5, nic=_IB_400G,
-            gemm=_H100, price=2.60, source="fitted",
+            gemm=_H100, attention=_H100_ATTENTION, streaming=0.69,
+            price=2.60, source="fitted",
         ),
         Gpu(
-            name="H200", flops=989e12, bandwidth=4.8e12, memory=141e9,
+            name="H200", flops=989e12, bandwidth=4.8e12, memory=141e9, processors=132,
             all_reduce=_H100_BUS, peer=_NVLINK_H100, host=_PCIE5, nic=_IB_400G,
-            gemm=_H100, price=3.40, source="extrapolated from H100",
+            gemm=_H100, attention=_H200_ATTENTION, streaming=0.69,
+            price=3.40, source="extrapolated from H100",
         ),
     )
 }  # fmt: skip
