@@ -1,12 +1,30 @@
-"""The fluid bound: the rate at which the hardware is used up however well it is scheduled."""
+"""The fluid bound: the rate at which the hardware is used up however well it is scheduled.
+
+Requests are a fluid of their mean lengths: n prompt tokens, o - 1 decode steps at a mean context of
+c tokens (every step of every request weighed alike). An instance that runs D decodes and m prompt
+tokens in steps of T seconds makes D/T decode steps and m/T prompt tokens a second, as long as
+T <= TPOT (times PP stages, with D and m a micro-batch's) and D c fits in its KV.
+
+- *mixed*, all instances alike: m = D n/(o - 1), and D/((o - 1) T) is maximised over D. A step's
+  cost is convex in its contents, so even steps are best (Jensen).
+- *separate*: a round of TPOT or less holds one decode step of D in k micro-batches and the prefills
+  that go with it at the best rate of prefill-only steps.
+- *any*: instances need not be alike. Of all points (D/T, m/T), the weighted mean that gives the
+  highest rate; by linear programming duality that is the minimum over a of the best point's
+  a (D/T)/(o - 1) + (1 - a) (m/T)/n.
+
+Attainment below 1 lets a system pass a bound: what it gives up costs nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ecoserve.policy.state import SLO
 from ecoserve.sim.records import DEFAULTS, Arrival, Cluster, Options
+
+_CHUNKS = [0, *(round(16 * 2 ** (i / 4)) for i in range(41))]  # 16 to 16,384 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +45,94 @@ class Bound:
         return max(self.mixed, self.separate)
 
 
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """Of a request: prompt tokens and attention pairs, decode steps and their context."""
+
+    prompt: float
+    pairs: float
+    steps: float
+    context: float
+
+
 def fluid_bound(
     cluster: Cluster, arrivals: Sequence[Arrival], slo: SLO, options: Options = DEFAULTS
 ) -> Bound:
-    """The bound for requests of these lengths; when they arrive does not matter."""
-    raise NotImplementedError
+    """The bound for requests of these lengths; when they arrive does not matter.
+
+    ValueError if there are none. All rates are 0 where not one decode keeps the TPOT SLO.
+    """
+    if not arrivals:
+        raise ValueError("arrivals must not be empty")
+    means = _means(arrivals)
+    cost, stages = cluster.cost, cluster.cost.stages
+
+    def stage(tokens: float, batch: float) -> float:
+        pairs = tokens * means.pairs / means.prompt
+        return cost.step(round(tokens), pairs, round(batch), round(batch * means.context))
+
+    prefill = max(chunk / stage(chunk, 0) for chunk in _CHUNKS[1:])
+    if not means.steps:
+        rate = cluster.instances * prefill / means.prompt
+        return Bound(rate, rate, rate)
+    most = int(min(options.max_num_seqs, cost.kv_tokens / means.context))
+    mixed = separate = 0.0
+    for batch in range(1, max(most, 1) + 1):
+        alone = stage(0, batch)
+        if stages * alone > slo.tpot:
+            break
+        tokens = batch * means.prompt / means.steps
+        seconds = stage(tokens, batch)
+        if batch * stages <= most and stages * seconds <= slo.tpot:
+            mixed = max(mixed, batch / seconds / means.steps)
+        for groups in range(1, min(stages, most // batch) + 1):
+            prompts = groups * tokens / prefill
+            seconds = max(groups * alone + prompts, stages * alone)
+            if seconds <= slo.tpot:
+                separate = max(separate, groups * batch / seconds / means.steps)
+    batches = range(1, max(most // stages, 1) + 1)
+    points = [(0.0, prefill), *_points(stage, batches, slo.tpot / stages)]
+    best = _best_mean([(d / means.steps, p / means.prompt) for d, p in points])
+    n = cluster.instances
+    return Bound(n * mixed, n * separate, n * max(best, mixed, separate))
+
+
+def _means(arrivals: Sequence[Arrival]) -> _Means:
+    count = len(arrivals)
+    steps = sum(a.output - 1 for a in arrivals)
+    context = sum((a.output - 1) * (a.prompt + a.output / 2) for a in arrivals)
+    return _Means(
+        sum(a.prompt for a in arrivals) / count,
+        sum(a.prompt**2 / 2 for a in arrivals) / count,
+        steps / count,
+        context / steps if steps else 0.0,
+    )
+
+
+def _points(
+    stage: Callable[[float, float], float], batches: Sequence[int], longest: float
+) -> Iterable[tuple[float, float]]:
+    """Decode steps and prompt tokens a second of an instance that repeats one kind of step."""
+    every = max(len(batches) // 64, 1)
+    for batch in {*batches[::every], batches[-1]}:
+        for chunk in _CHUNKS:
+            seconds = stage(chunk, batch)
+            if seconds > longest:
+                break
+            yield batch / seconds, chunk / seconds
+
+
+def _best_mean(points: Sequence[tuple[float, float]]) -> float:
+    """The highest x that the weighted mean of the points can reach in both coordinates."""
+
+    def best(share: float) -> float:
+        return max(share * d + (1 - share) * p for d, p in points)
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        third = (high - low) / 3
+        if best(low + third) < best(high - third):
+            high -= third
+        else:
+            low += third
+    return best((low + high) / 2)
