@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 
 from ecoserve import __version__
+from ecoserve.bench.options import bench
 from ecoserve.policy import DEFAULT, POLICIES
 from ecoserve.sim import commands as sim
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.command()(bench)
 sim.register(app)
 
 

@@ -1,25 +1,32 @@
-"""An open-loop load generator: each call goes out at its time, whatever became of those before.
+"""Calls to a live OpenAI-compatible endpoint, each at its time, and what became of them.
 
-TTFT is from the moment a call was due to its first token, so that a generator (or a server) that
+TTFT is from the moment a call was due to its first text, so that a generator (or a server) that
 falls behind does not flatter itself; how late calls went out is reported beside it.
-TPOT = (end - first token) / (tokens - 1).
+TPOT = (end - first token) / (tokens - 1). Tokens are the server's own count (``usage``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import aiohttp
-import numpy as np
+import msgspec
 
+from ecoserve.bench.judge import attainment, percentile
+from ecoserve.bench.prompts import chat, words
 from ecoserve.policy.state import SLO
 
+__all__ = ["Call", "Client", "Outcome", "attainment", "chat", "percentile", "play", "words"]
+
 Body = Mapping[str, Any]
+
+# A line of a stream holds one event; with log-probabilities that can be long.
+_LONGEST_LINE = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call. Times are seconds after the run's start; 0 where it never came."""
+    """What became of a call. Times are seconds after the run's start; 0 where it never came.
+
+    ``gaps`` are the seconds between an answer's events with text, after the first.
+    ``prompt_tokens`` and ``tokens`` are of the prompt and of the answer.
+    """
 
     call: Call
     sent: float
@@ -48,6 +59,8 @@ class Outcome:
     error: str = ""
     cancelled: bool = False
     whole: bool = False  # a stream that ended in [DONE] with no error in it, or a JSON answer
+    prompt_tokens: int = 0
+    gaps: tuple[float, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -61,15 +74,78 @@ class Outcome:
 
     @property
     def ttft(self) -> float:
+        """Seconds from when the call was due to its first text."""
         return self.first - self.call.due
 
     @property
     def tpot(self) -> float:
+        """Seconds for each token after the first; 0 for an answer of one token."""
         return (self.end - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    @property
+    def e2e(self) -> float:
+        """Seconds from when the call was due to the end of its answer."""
+        return self.end - self.call.due
 
     def meets(self, slo: SLO) -> bool:
         """Joint attainment: both promises kept for a whole answer."""
         return self.ok and self.ttft <= slo.ttft and self.tpot <= slo.tpot
+
+
+class Client:
+    """Connections to one endpoint; ``url`` is without /v1. Use as an async context manager."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self.url = url
+        self._auth = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            # No time limit: a slow answer is a result.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            headers=self._auth,
+            read_bufsize=_LONGEST_LINE,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.close()
+
+    async def get(self, path: str) -> Any:
+        """A JSON document; raises ``aiohttp.ClientError`` and ``msgspec.DecodeError``."""
+        async with self._http.get(self.url + path) as response:
+            response.raise_for_status()
+            return msgspec.json.decode(await response.read())
+
+    async def call(self, call: Call, start: float) -> Outcome:
+        """Makes a call now, whenever it was due; ``start`` is the run's, on ``perf_counter``."""
+        data = msgspec.json.encode(call.body)
+        headers = {"Content-Type": "application/json", **call.headers}
+        reply = _Reply(call, start)
+        try:
+            async with asyncio.timeout(call.cancel_after):
+                async with self._http.post(
+                    self.url + call.path, data=data, headers=headers
+                ) as response:
+                    reply.status = response.status
+                    if response.content_type == "text/event-stream":
+                        await reply.read_stream(response)
+                    else:
+                        reply.take_json(await response.read())
+        except TimeoutError:
+            reply.cancelled = True
+        except (aiohttp.ClientError, ConnectionError) as error:
+            reply.error = f"{type(error).__name__}: {error}"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            reply.error = f"an event that is not as OpenAI's API has it: {error}"
+        return reply.outcome()
 
 
 async def play(
@@ -79,17 +155,14 @@ async def play(
     api_key: str | None = None,
     progress: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Plays ``calls`` against ``url`` (without /v1); outcomes come in the order of the calls."""
-    auth = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    connector = aiohttp.TCPConnector(limit=0)
-    # No time limit: a slow answer is a result.
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=auth) as http:
+    """Plays ``calls`` against ``url`` (without /v1), each at its time whatever became of those
+    before; outcomes come in the order of the calls."""
+    async with Client(url, api_key=api_key) as client:
         start = time.perf_counter() + 0.05
 
         async def one(call: Call) -> Outcome:
             await asyncio.sleep(max(0.0, start + call.due - time.perf_counter()))
-            outcome = await _call(http, url + call.path, call, start)
+            outcome = await client.call(call, start)
             if progress is not None:
                 progress(outcome)
             return outcome
@@ -97,21 +170,38 @@ async def play(
         return list(await asyncio.gather(*(one(call) for call in calls)))
 
 
-async def _call(http: aiohttp.ClientSession, url: str, call: Call, start: float) -> Outcome:
-    reply = _Reply(call, start)
-    try:
-        async with asyncio.timeout(call.cancel_after):
-            async with http.post(url, json=dict(call.body), headers=dict(call.headers)) as response:
-                reply.status = response.status
-                if response.content_type == "text/event-stream":
-                    await reply.read_stream(response)
-                else:
-                    reply.take_json(await response.read())
-    except TimeoutError:
-        reply.cancelled = True
-    except (aiohttp.ClientError, ConnectionError) as error:
-        reply.error = f"{type(error).__name__}: {error}"
-    return reply.outcome()
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    # What reasoning models say before they answer, by either of its names.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+    def said(self) -> str:
+        said = self.delta or self.message
+        if said is None:
+            return self.text or ""
+        return said.content or said.reasoning_content or said.reasoning or ""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
 
 
 class _Reply:
@@ -121,8 +211,10 @@ class _Reply:
         self._call = call
         self._start = start
         self._sent = self._now()
-        self._first = self._last = 0.0
-        self._chunks = self._counted = 0
+        self._first = self._last = self._text_at = 0.0
+        self._gaps: list[float] = []
+        self._chunks = 0
+        self._usage = _Usage()
         self._text: list[str] = []
         self._done = self._whole = False
         self.status = 0
@@ -140,109 +232,62 @@ class _Reply:
             if data == b"[DONE]":
                 self._done = True
                 continue
-            event = json.loads(data)
-            if "error" in event:
-                self.error = str(event["error"])
+            event = _decode(data)
+            if event.error is not None:
+                self.error = _plain(event.error)
                 continue
             self._take_event(event)
         self._whole = self._done
 
-    def _take_event(self, event: Any) -> None:
-        if event.get("usage"):
-            self._counted = event["usage"]["completion_tokens"]
-        for choice in event.get("choices") or ():
-            delta = choice.get("delta")
-            text = (delta.get("content") if delta is not None else choice.get("text")) or ""
-            # The first event of a chat stream names the role; it comes with the first token.
+    def _take_event(self, event: _Event) -> None:
+        if event.usage is not None:
+            self._usage = event.usage
+        for choice in event.choices:
             self._last = self._now()
-            if not self._first:
+            text = choice.said()
+            # The first event of a chat stream only names the role.
+            if not text and not choice.token_ids:
+                continue
+            if self._chunks:
+                self._gaps.append(self._last - self._text_at)
+            else:
                 self._first = self._last
-            if text or choice.get("token_ids"):
-                self._chunks += 1
-                self._text.append(text)
+            self._text_at = self._last
+            self._chunks += 1
+            self._text.append(text)
 
     def take_json(self, raw: bytes) -> None:
         self._first = self._last = self._now()
         try:
-            answer = json.loads(raw)
-        except ValueError:
-            self.error = raw[:500].decode(errors="replace")
+            answer = _decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.error = raw[:500].decode(errors="replace") or f"status {self.status}, no body"
             return
         if self.status != 200:
-            self.error = json.dumps(answer.get("error", answer))
+            self.error = _plain(answer.error) if answer.error else raw[:500].decode()
             return
-        self._counted = (answer.get("usage") or {}).get("completion_tokens", 0)
-        for choice in answer.get("choices") or ():
-            message = choice.get("message")
-            self._text.append((message or {}).get("content") or choice.get("text") or "")
+        self._usage = answer.usage or self._usage
+        self._text = [choice.said() for choice in answer.choices]
         self._whole = True
 
     def outcome(self) -> Outcome:
         return Outcome(
             call=self._call,
             sent=self._sent,
-            first=self._first,
+            # An answer of tokens without text has its events' time for what it is worth.
+            first=self._first or self._last,
             end=self._last or self._now(),
             # Usage counts tokens; without it an event with text is taken for one.
-            tokens=self._counted or self._chunks,
+            tokens=self._usage.completion_tokens or self._chunks,
             status=self.status,
             text="".join(self._text),
             error=self.error,
             cancelled=self.cancelled,
             whole=self._whole,
+            prompt_tokens=self._usage.prompt_tokens,
+            gaps=tuple(self._gaps),
         )
 
 
-def attainment(outcomes: Sequence[Outcome], slo: SLO) -> float:
-    """Share of the calls that met both promises; failures count as misses."""
-    return sum(o.meets(slo) for o in outcomes) / len(outcomes) if outcomes else 1.0
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0 to 100), 0 of nothing."""
-    return float(np.percentile(values, q)) if len(values) else 0.0
-
-
-# Some hundred common words of one token each in the tokenizers of the models served here.
-_WORDS = """
-time year people way day man thing woman life child world school state family student group
-country problem hand part place case week company system program question work government
-number night point home water room mother area money story fact month lot right study book
-eye job word business issue side kind head house service friend father power hour game line
-end member law car city community name president team minute idea body information back
-parent face others level office door health person art war history party result change
-morning reason research girl guy moment air teacher force education
-""".split()  # noqa: SIM905 (a list of a hundred literals would hide the words)
-
-
-def words(count: int, seed: int) -> str:
-    """About ``count`` tokens of text; different seeds share no prefix."""
-    rng = np.random.default_rng(seed)
-    return " ".join(rng.choice(_WORDS, size=max(count, 1)))
-
-
-def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Times of a Poisson process of ``rate`` a second, within ``seconds``."""
-    rng = np.random.default_rng(seed)
-    count = int(rate * seconds * 2 + 20)
-    times = np.cumsum(rng.exponential(1 / rate, count))
-    return [float(t) for t in times if t < seconds]
-
-
-def chat(
-    model: str, prompt: str, tokens: int, *, stream: bool = True, system: str | None = None
-) -> dict[str, Any]:
-    """A chat body whose answer is exactly ``tokens`` long (vLLM's ``ignore_eos``)."""
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": messages,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": stream,
-    }
-    if stream:
-        body["stream_options"] = {"include_usage": True}
-    return body
+def _plain(error: Any) -> str:
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()
