@@ -108,6 +108,15 @@ class _Waiting:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """What was ever sent to an instance: seconds of prefill, tokens of KV, sequences."""
+
+    seconds: float
+    kv: int
+    count: int
+
+
 @dataclass(slots=True)
 class _Report:
     """The state before a step, as the worker sends it, with what was routed until then."""
@@ -122,7 +131,7 @@ class _Report:
     free_kv: int
     room: int
     latency: LatencyModel
-    routed: tuple[float, int, int]
+    routed: _Routed
     estimate: float = 0.0
     prefills: bool = False
 
@@ -175,7 +184,7 @@ class Instance:
         self._recent = _Waiting()  # those that came after the last phase switch
         self._meter = UseMeter(0.0)
         self._use_at = self._limit_at = 0.0
-        self._routed = (0.0, 0, 0)  # seconds, KV and sequences, ever
+        self._routed = _Routed(0.0, 0, 0)
         self._reports: list[_Report] = []
         self._report(NO_DECODES, 0.0)
 
@@ -205,11 +214,11 @@ class Instance:
         sequence.computed = self.memory.hit(sequence)
         self._enqueue(sequence, len(self.queue))
         left = sequence.prompt - sequence.computed
-        seconds, kv, count = self._routed
-        self._routed = (
-            seconds + self.slots.prefill(left, sequence.computed),
-            kv + left + sequence.expected,
-            count + 1,
+        routed = self._routed
+        self._routed = _Routed(
+            routed.seconds + self.slots.prefill(left, sequence.computed),
+            routed.kv + left + sequence.expected,
+            routed.count + 1,
         )
         self.poll()
 
@@ -548,11 +557,13 @@ class Instance:
             del reports[0]
         report = reports[0]
         age = now - report.at
-        done = min(age, report.estimate, report.backlog) if report.prefills else 0.0
-        backlog = report.backlog - done
-        seconds, kv, count = (
-            new - old for new, old in zip(self._routed, report.routed, strict=True)
-        )
+        left = report.estimate - age if age < report.estimate else 0.0
+        backlog = report.backlog
+        if report.prefills:
+            backlog -= min(report.estimate - left, backlog)
+        was, routed = report.routed, self._routed
+        seconds = routed.seconds - was.seconds
+        recent = min(report.recent, backlog)
         decodes = report.decodes
         if decodes.count:
             decodes = Decodes(
@@ -567,12 +578,12 @@ class Instance:
             report.phase,
             now - report.switched_at,
             backlog + seconds,
-            min(report.recent, backlog) + seconds,
+            recent + seconds,
             decodes,
             report.settled_slack - age,
-            max(report.estimate - age, 0.0),
-            report.free_kv - int(kv),
-            report.room - int(count),
+            left,
+            report.free_kv - (routed.kv - was.kv),
+            report.room - (routed.count - was.count),
             self.use,
             report.latency,
         )
