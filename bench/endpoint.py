@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import numpy as np
 
 from ecoserve.policy.state import SLO
 
@@ -54,3 +55,14 @@ async def idle(scheduler: str) -> None:
         if not busy:
             return
         await asyncio.sleep(0.2)
+
+
+def poisson(rate: float, seconds: float, seed: int) -> list[float]:
+    """Times of Poisson arrivals within ``seconds``, from a seed of their own."""
+    rng = np.random.default_rng(seed)
+    times: list[float] = []
+    now = float(rng.exponential(1 / rate))
+    while now < seconds:
+        times.append(now)
+        now += float(rng.exponential(1 / rate))
+    return times

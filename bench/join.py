@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from endpoint import arguments, instances, only_cluster
+from endpoint import arguments, instances, only_cluster, poisson
 
-from ecoserve.bench.load import Call, chat, percentile, play, poisson, words
+from ecoserve.bench.load import Call, chat, percentile, play, words
 
 SYSTEM = words(160, 7)
 

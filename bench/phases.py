@@ -22,9 +22,9 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-from endpoint import arguments, get, instances, only_cluster, slo
+from endpoint import arguments, get, instances, only_cluster, poisson, slo
 
-from ecoserve.bench.load import Call, attainment, chat, play, poisson, words
+from ecoserve.bench.load import Call, attainment, chat, play, words
 
 COLOURS = {"prefill": "#d95f02", "decode": "#7fb3d5"}
 

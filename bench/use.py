@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx
 import numpy as np
-from endpoint import arguments, idle, instances, only_cluster, slo
+from endpoint import arguments, idle, instances, only_cluster, poisson, slo
 
-from ecoserve.bench.load import Call, Outcome, attainment, chat, percentile, play, poisson, words
+from ecoserve.bench.load import Call, Outcome, attainment, chat, percentile, play, words
 from ecoserve.policy.state import SLO
 
 SHARES = (0.01, 0.25, 0.5, 0.75, 1.0)
