@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 FACTOR = 1.25
@@ -35,6 +36,7 @@ def _score(key: bytes, group: Group) -> float:
     return group.size / -math.log(min(uniform, 1 - 1e-16))
 
 
+@lru_cache(maxsize=4096)
 def _salt(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
 

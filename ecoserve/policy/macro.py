@@ -10,7 +10,7 @@ otherwise, the costliest late request first.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ecoserve.policy.admission import fits
@@ -115,7 +115,7 @@ class MacroScheduler:
             for request in self._overflow
         ]
         self._overflow.clear()
-        view = replace(view, last=self.last)
+        view = MacroView(view.now, view.instances, self.last)
         view = self._dispatch_waiting(view, decisions)
         self._dispatch_late(view, decisions)
         return decisions
@@ -134,12 +134,13 @@ class MacroScheduler:
                 else:
                     self._late[request.id] = request
                 continue
-            chosen = self._first_that_passes(request, replace(view, instances=able))
+            chosen = self._first_that_passes(request, MacroView(view.now, able, view.last))
             if chosen is not None:
                 del self._waiting[request.id]
                 self.last = chosen.name
                 decisions.append(_routed(request, chosen, able, late=False, reason="admitted"))
-                view = _after(view, chosen, request)
+                if len(self):
+                    view = _after(view, chosen, request)
                 continue
             failures += 1
             # A request whose time runs out is not overtaken: what frees up next is its own. That
@@ -201,7 +202,7 @@ def _idle_enough(request: Request, instance: InstanceView) -> bool:
 def _after(view: MacroView, chosen: InstanceView, request: Request) -> MacroView:
     taken = chosen.take(request)
     instances = tuple(taken if i.name == chosen.name else i for i in view.instances)
-    return replace(view, instances=instances, last=chosen.name)
+    return MacroView(view.now, instances, chosen.name)
 
 
 def _routed(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ecoserve.policy import balance
 from ecoserve.policy.macro import MacroScheduler, Routed, Shed
@@ -127,6 +128,16 @@ class Cluster:
         """The names under which its instances serve."""
         return {i.hello.model for i in self.instances.values() if i.hello is not None}
 
+    def _serves(self, model: str) -> bool:
+        """Whether an instance has the model, or nobody is there to tell."""
+        told = False
+        for instance in self.instances.values():
+            if instance.hello is not None:
+                if instance.hello.model == model:
+                    return True
+                told = True
+        return not told
+
     def routable(self, macro: str | None = None) -> list[Instance]:
         """Instances that may be given work, of one macro instance or of all, in their order."""
         homes = self._homes.values() if macro is None else (self._homes[macro],)
@@ -173,11 +184,14 @@ class Cluster:
         ``patience`` is how long the gateway lets it wait, seconds. ``allowed`` are addresses to
         which it is limited.
         """
-        request, output = self._request(request_id, work, slo, now, allowed)
         key = conversation or work.conversation
+        request, output = self._request(request_id, work, slo, now, allowed)
+        # Chosen first, since only its instances are asked what they hold of the prompt.
+        chosen = self._macro_for(key, request.allowed)
+        if chosen is not None:
+            request = replace(request, held=self._held(chosen, work, request.prompt_tokens))
         ticket = Ticket(request, work, key, now + patience, output)
-        models = self.models
-        if work.model is not None and models and work.model not in models:
+        if work.model is not None and not self._serves(work.model):
             ticket.outcome = Turned(
                 404,
                 "model_not_found",
@@ -186,7 +200,7 @@ class Cluster:
             )
             return ticket
         self.tickets[request_id] = ticket
-        self._place(ticket, now)
+        self._enter(ticket, chosen, now)
         if ticket.macro is not None:
             self._dispatch(ticket.macro, now)
         return ticket
@@ -220,19 +234,9 @@ class Cluster:
         output = self.learnt.output_tokens
         if work.most_output is not None:
             output = min(output, float(work.most_output))
-        unit = ratio if work.text_bytes else float(TOKEN_BYTES)
-        held = {}
         names = None
-        routable = self.routable()
-        for instance in routable:
-            matched = instance.prefixes.held(work.chains) if work.chains else 0
-            if matched:
-                assert instance.hello is not None
-                block = instance.hello.limits.block_tokens
-                tokens = int(matched / unit * instance.prefixes.trust)
-                held[instance.name] = min(tokens - tokens % block, prompt_tokens)
         if allowed is not None:
-            eligible = self._eligible(routable, allowed)
+            eligible = self._eligible(self.routable(), allowed)
             # A hint that excludes nobody costs nothing, and stays right when others join.
             names = frozenset(instance.name for instance in eligible)
         request = Request(
@@ -242,10 +246,22 @@ class Cluster:
             output_tokens=int(output * work.sequences),
             slo=slo,
             sequences=work.sequences,
-            held=held,
             allowed=names,
         )
         return request, output
+
+    def _held(self, macro: str, work: Work, prompt_tokens: int) -> dict[str, int]:
+        """Prompt tokens that each instance of the macro instance is thought to hold."""
+        unit = self.learnt.bytes_per_token if work.text_bytes else float(TOKEN_BYTES)
+        held = {}
+        for instance in self.routable(macro) if work.chains else ():
+            matched = instance.prefixes.held(work.chains)
+            if matched:
+                assert instance.hello is not None
+                block = instance.hello.limits.block_tokens
+                tokens = int(matched / unit * instance.prefixes.trust)
+                held[instance.name] = min(tokens - tokens % block, prompt_tokens)
+        return held
 
     @staticmethod
     def _eligible(instances: Iterable[Instance], allowed: frozenset[str] | None) -> list[Instance]:
@@ -262,10 +278,18 @@ class Cluster:
         return _unavailable("no worker can take requests now")
 
     def _place(self, ticket: Ticket, now: float) -> None:
+        """Finds a place anew for a call that has lost its own."""
+        request = ticket.request
+        chosen = self._macro_for(ticket.key, request.allowed)
+        if chosen is not None:
+            held = self._held(chosen, ticket.work, request.prompt_tokens)
+            ticket.request = replace(request, held=held)
+        self._enter(ticket, chosen, now)
+
+    def _enter(self, ticket: Ticket, chosen: str | None, now: float) -> None:
         """Puts a call into the queue of a macro instance, or turns it away, or holds it if an
         instance may be back at any moment."""
         permitted = ticket.request.allowed
-        chosen = self._macro_for(ticket.key, permitted)
         if chosen is not None:
             ticket.macro = chosen
             self._homeless.pop(ticket.request.id, None)
@@ -282,12 +306,13 @@ class Cluster:
             self._turn(ticket, self._nobody(permitted))
 
     def _macro_for(self, key: bytes, permitted: frozenset[str] | None) -> str | None:
+        if len(self.macros) == 1 and permitted is None:
+            # Nothing to choose, as in most clusters.
+            (only,) = self.macros
+            return only if any(i.routable for i in self._homes[only]) else None
         groups = []
         for macro, queue in self.macros.items():
             able = self.routable(macro)
-            if len(self.macros) == 1 and permitted is None:
-                # Nothing to choose, as in most clusters.
-                return macro if able else None
             size = sum(permitted is None or i.name in permitted for i in able)
             groups.append(balance.Group(macro, size, sum(i.load for i in able) + len(queue)))
         return balance.choose(key, groups)

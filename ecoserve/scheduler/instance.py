@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from ecoserve.policy.latency import LatencyModel
@@ -183,8 +183,16 @@ class Instance:
 
     @property
     def routable(self) -> bool:
-        """Accepted, with a state known."""
-        return self.reported is not None and self.state == "accepted"
+        """Accepted, with a state known: ``state`` is "accepted" and something was reported."""
+        reported = self.reported
+        return (
+            reported is not None
+            and self.accepted
+            and self.connected
+            and not self.drain_wanted
+            and not reported.draining
+            and not reported.engine_dead
+        )
 
     def returning(self, now: float) -> bool:
         """Whether it may be back at any moment: its session has just broken, or it is warming."""
@@ -317,10 +325,12 @@ class Instance:
         backlog = reported.backlog - done
         decodes = reported.decodes
         if decodes.count:
-            decodes = replace(
-                decodes,
-                least_slack=decodes.least_slack - age,
-                mean_slack=decodes.mean_slack - age,
+            decodes = Decodes(
+                decodes.count,
+                decodes.context,
+                decodes.least_slack - age,
+                decodes.mean_slack - age,
+                decodes.tpot,
             )
         limit = reported.batch_limit or hello.limits.max_num_seqs
         return InstanceView(

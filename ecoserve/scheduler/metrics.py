@@ -80,6 +80,8 @@ class Metrics:
         self._sheds = counter(
             "ecoserve_sheds", "Requests turned away with 429", ("cluster", "macro_instance")
         )
+        self._routes: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
+        self._picks: dict[str, Histogram] = {}
         self._by_instance = (
             self._ttft, self._tpot, self._wait, self._requests, self._violations, self._routed,
             self._late, self._moved, self._hit, self._asked, self._expected,
@@ -97,8 +99,13 @@ class Metrics:
         prompt: int,
     ) -> None:
         """A request goes to an instance."""
-        self._routed.labels(cluster, macro, instance).inc()
-        self._wait.labels(cluster, macro, instance).observe(waited)
+        key = (cluster, macro, instance)
+        series = self._routes.get(key)
+        if series is None:
+            # To look a series up by its labels costs more than to count in it.
+            series = self._routes[key] = (self._routed.labels(*key), self._wait.labels(*key))
+        series[0].inc()
+        series[1].observe(waited)
         if held:
             self._expected.labels(cluster, macro, instance).inc(min(held, prompt))
         if late:
@@ -114,7 +121,10 @@ class Metrics:
 
     def picked(self, cluster: str, seconds: float) -> None:
         """The picker has decided, or decided that the request waits."""
-        self._pick.labels(cluster).observe(seconds)
+        series = self._picks.get(cluster)
+        if series is None:
+            series = self._picks[cluster] = self._pick.labels(cluster)
+        series.observe(seconds)
 
     def finished(self, cluster: str, macro: str, instance: str, done: session_pb2.Finished) -> None:
         """A request has ended at an instance."""
@@ -134,6 +144,8 @@ class Metrics:
 
     def forget(self, cluster: str, instance: str) -> None:
         """Drops the series of an instance that is gone."""
+        for key in [k for k in self._routes if k[0] == cluster and k[2] == instance]:
+            del self._routes[key]
         for metric in self._by_instance:
             metric.remove_by_labels({"cluster": cluster, "instance": instance})
 

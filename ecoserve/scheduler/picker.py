@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2
 
 from ecoserve import headers
 from ecoserve.policy.state import SLO
@@ -26,6 +26,7 @@ from ecoserve.scheduler.instance import RETURN_S
 from ecoserve.scheduler.requests import Outcome, Picked, Turned
 from ecoserve.scheduler.store import Store
 
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 CLUSTER_METADATA = "x-ecoserve-cluster"
 MAX_WAIT_METADATA = "x-ecoserve-max-wait"
 MAX_WAIT_S = 60.0
@@ -92,11 +93,20 @@ class _Stream:
             self._next.cancel()
 
 
-class Picker(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+class Picker:
     """Serves ``envoy.service.ext_proc.v3.ExternalProcessor``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """To be added to a server. The generated one could not send what is serialised already."""
+        method = grpc.stream_stream_rpc_method_handler(
+            self.Process,
+            request_deserializer=external_processor_pb2.ProcessingRequest.FromString,
+            response_serializer=extproc.serialised,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Process": method})
 
     async def Process(self, _requests: Any, context: Context) -> None:
         try:
@@ -181,13 +191,11 @@ class Picker(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ig
             if isinstance(outcome, Turned):
                 await stream.write(extproc.turned_away(outcome))
                 return False
-            values = call.headers_for(outcome)
-            if headers_only:
-                await stream.write(extproc.routed_headers(values))
-            elif stream.buffered:
-                await stream.write(extproc.routed_body(values))
-            else:
-                await stream.write(extproc.routed_headers(values))
+            in_body = stream.buffered and not headers_only
+            await stream.write(
+                call.answer(outcome, "request_body" if in_body else "request_headers")
+            )
+            if not stream.buffered and not headers_only:
                 for chunk in extproc.request_chunks(body, end):
                     await stream.write(chunk)
         except BaseException:
@@ -270,16 +278,15 @@ class _Call:
             return clusters.get(self._stream.cluster_name)
         return next(iter(clusters.values())) if len(clusters) == 1 else None
 
-    def headers_for(self, picked: Picked) -> dict[str, str]:
-        """The headers that the worker is to see."""
+    def answer(self, picked: Picked, kind: extproc.Kind) -> bytes:
+        """The decision, with the headers that the worker is to see."""
         assert self._slo is not None
-        return {
+        rest = {
             headers.DESTINATION: ",".join(picked.addresses),
-            headers.REQUEST_ID: self.id,
-            headers.WAITED: f"{picked.waited:.6f}",
             headers.TTFT_SLO: f"{self._slo.ttft:.9g}",
             headers.TPOT_SLO: f"{self._slo.tpot:.9g}",
         }
+        return extproc.routed(kind, self.id, f"{picked.waited:.6f}", rest)
 
     def abandon(self) -> None:
         """The client went away before it had its answer: nothing stays reserved."""

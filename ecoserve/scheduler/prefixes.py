@@ -7,6 +7,7 @@ it, the least recently used given up first, as its engine does with its KV block
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,12 +54,11 @@ class PrefixCache:
     def held(self, chains: Sequence[Chain]) -> int:
         """Bytes of the prompts that the instance is thought to hold."""
         blocks = self._blocks
-        count = 0
-        for names in chains:
-            for name in names:
-                if name not in blocks:
-                    break
-                count += 1
+        # Whenever a block is used, all before it are used after it, so that it is given up before
+        # them: what is held of a prompt is its beginning, and its end can be searched by halves.
+        count = sum(
+            bisect_left(names, True, key=lambda name: name not in blocks) for names in chains
+        )
         return count * BLOCK_BYTES
 
     def add(self, chains: Sequence[Chain]) -> None:
@@ -66,8 +66,10 @@ class PrefixCache:
         blocks = self._blocks
         for names in chains:
             for name in reversed(names):
-                blocks[name] = None
-                blocks.move_to_end(name)
+                if name in blocks:
+                    blocks.move_to_end(name)
+                else:
+                    blocks[name] = None
         while len(blocks) > self.capacity:
             blocks.popitem(last=False)
 

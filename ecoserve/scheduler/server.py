@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import grpc
 import uvicorn
 from envoy.service.endpoint.v3 import eds_pb2_grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from ecoserve.proto.v1 import admin_pb2_grpc, session_pb2_grpc
-from ecoserve.scheduler import http
+from ecoserve.scheduler import http, picker
 from ecoserve.scheduler.admin import AdminService
 from ecoserve.scheduler.eds import EndpointService
 from ecoserve.scheduler.picker import MOST_BODY_BYTES, Picker
@@ -26,7 +25,7 @@ HEALTH_SERVICES = (
     "",
     "readiness",
     "liveness",
-    "envoy.service.ext_proc.v3.ExternalProcessor",
+    picker.SERVICE,
 )
 STOP_S = 1.0
 
@@ -80,9 +79,7 @@ class Server:
         admin_pb2_grpc.add_AdminServicer_to_server(  # type: ignore[no-untyped-call]
             AdminService(self.store, sessions), server
         )
-        external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(
-            Picker(self.store), server
-        )
+        server.add_generic_rpc_handlers((Picker(self.store).handler(),))
         eds_pb2_grpc.add_EndpointDiscoveryServiceServicer_to_server(
             EndpointService(self.store), server
         )

@@ -86,3 +86,18 @@ def test_learns_the_ratio_and_the_length_of_answers() -> None:
     for _ in range(3000):
         learnt.prompt(600, 100)
     assert abs(learnt.bytes_per_token - 6.0) < 0.01
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=8).map("".join), max_size=30),
+    st.integers(1, 12),
+)
+def test_what_is_held_of_a_prompt_is_its_beginning(prompts: list[str], capacity: int) -> None:
+    cache = PrefixCache(capacity)
+    for text in prompts:
+        names = chain(b"".join(letter.encode() * BLOCK_BYTES for letter in text))
+        present = [name in cache._blocks for name in names]
+        # No gap: the blocks that are there are the first ones, as many as are told.
+        assert present == sorted(present, reverse=True)
+        assert cache.held([names]) == sum(present) * BLOCK_BYTES
+        cache.add([names])
