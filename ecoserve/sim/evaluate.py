@@ -62,7 +62,7 @@ def evaluate(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
         "rates": list(found.rates),
         "bound": best.bound.alike,
         "bound_any": best.bound.any,
-        "share": found.rate / best.bound.alike,
+        "share": found.rate / best.bound.alike if best.bound.alike > 0 else 0.0,
         "instances": best.cluster.instances,
         "chosen": _chosen(best),
     }
@@ -193,6 +193,9 @@ def _goodput(
     resolution: float,
     part: float,
 ) -> Goodput:
+    if one.guess <= 0:  # not even alone does a request keep the SLOs
+        return Goodput(0.0, 0.0, 0.0, (0.0,) * len(seeds))
+
     def unit(seed: int, count: int) -> Sequence[Arrival]:
         return work.arrivals(1.0, count, seed)
 

@@ -68,9 +68,11 @@ def for_rate(cell: Cell, rate: float, progress: Progress = lambda _: None) -> li
     """
     if not 0 < rate < math.inf:
         raise ValueError(f"rate must be a positive number of requests a second, not {rate!r}")
-    ranked = []
+    ranked: list[tuple[int, float, Layout]] = []
     for layout in _any_layouts(cell):
         each = _bound(_in(cell, layout, layout.gpus))
+        if each <= 0:
+            continue
         ranked.append((math.ceil(rate / each) * layout.gpus, -each, layout))
     ranked.sort(key=lambda entry: entry[:2])
     plans: list[Plan] = []
@@ -83,6 +85,8 @@ def for_rate(cell: Cell, rate: float, progress: Progress = lambda _: None) -> li
             if holds(tried := _in(cell, layout, gpus), rate):
                 plans += _plan(tried)
                 break
+    if not ranked:
+        return _kept([], cell)
     if not plans:
         raise ValueError(
             f"{rate:g} requests/s of {cell.data} need more than {cell.gpus} {cell.gpu}; "

@@ -1,0 +1,267 @@
+"""`ecoserve sim` as people use it, on small cases that run for real."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ecoserve.cli import app
+from ecoserve.sim import evaluate, parallel
+from ecoserve.sim import table as tables
+from ecoserve.sim.experiment import parse
+
+PNG = b"\x89PNG"
+TINY = ["--model", "Llama-3-8B", "--gpu", "L20", "--gpus", "2", "--data", "alpaca"]
+SHORT = ["--requests", "60", "--warmup", "2"]
+STUDY: dict[str, Any] = {
+    "model": "Llama-3-8B",
+    "gpu": "L20",
+    "gpus": 2,
+    "data": "alpaca",
+    "systems": ["default"],
+    "requests": 60,
+    "min_seconds": 3,
+    "warmup": 2,
+    "resolution": 0.1,
+    "seeds": [11],
+    "tune_seeds": [1],
+}
+
+
+def ecoserve(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+def worked(*words: object) -> str:
+    result = ecoserve(*words)
+    assert result.exit_code == 0, result.output
+    return str(result.output)
+
+
+def written(path: Path, **fields: Any) -> Path:
+    """An experiment file."""
+    path.write_text(json.dumps(STUDY | fields))  # JSON is YAML
+    return path
+
+
+def test_run_shows_systems_side_by_side(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    shown = worked(
+        *("sim", "run", "-s", "vllm", "-s", "paced", *TINY, *SHORT, "--rate", 4, "--json", out)
+    )
+    assert "vllm" in shown
+    assert "within both SLOs" in shown
+    assert "fluid bound" in shown
+    first, second = json.loads(out.read_text())
+    assert first["cell"]["system"]["system"] == "vllm"
+    assert second["cell"]["system"]["system"] == "paced"
+    assert first["figures"]["rate"] == 4
+    assert first["figures"]["attainment"] == 1.0  # an idle cluster keeps every promise
+    assert first["version"]
+
+
+def test_a_run_repeats_by_its_seed(tmp_path: Path) -> None:
+    def figures(seed: int) -> Any:
+        out = tmp_path / "r.json"
+        worked("sim", "run", *TINY, *SHORT, "--rate", 20, "--seed", seed, "--json", out)
+        return json.loads(out.read_text())[0]["figures"]
+
+    assert figures(3) == figures(3)
+    assert figures(3) != figures(4)
+
+
+def test_goodput_finds_a_rate_below_the_bound(tmp_path: Path) -> None:
+    kept, table, plot = tmp_path / "r.jsonl", tmp_path / "r.csv", tmp_path / "c.png"
+    words = ["sim", "goodput", "--gpus", 4, "-n", 100, "--warmup", 40, "--seeds", 1, "--jobs", 1]
+    shown = worked(*words, "--results", kept, "--csv", table, "--plot", plot)
+    assert "% of the bound" in shown
+    (line,) = csv.DictReader(table.open())
+    assert 0 < float(line["goodput"]) <= 1.15 * float(line["bound"])
+    assert float(line["cost"]) == pytest.approx(4 * 0.60 / 3600 / float(line["goodput"]))
+    assert plot.read_bytes().startswith(PNG)
+    again = worked(*words, "--results", kept)
+    assert "1 of 1 cells are in" in again
+    assert len(kept.read_text().splitlines()) == 1
+
+
+def test_compare_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path / "e.yaml", name="mine", systems=["vllm", "default"])
+    ran: list[str] = []
+    real = parallel.one
+
+    def watched(cell: Any) -> Any:
+        if len(ran) == 1:
+            raise KeyboardInterrupt
+        ran.append(cell.system.name)
+        return real(cell)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parallel, "one", watched)
+        stopped = ecoserve("sim", "compare", path, "--jobs", 1)
+    assert stopped.exit_code == 130
+    assert "what was finished is kept" in stopped.output
+    assert ran == ["vllm"]
+    bars = tmp_path / "b.png"
+    shown = worked("sim", "compare", path, "--jobs", 1, "--plot", bars)
+    assert "1 of 2 cells are in e.results.jsonl" in shown
+    assert "mine: goodput" in shown
+    assert bars.read_bytes().startswith(PNG)
+    rows = [json.loads(line) for line in Path("e.results.jsonl").read_text().splitlines()]
+    assert [row["cell"]["system"]["system"] for row in rows] == ["vllm", "default"]
+
+
+def test_cells_beyond_the_time_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path / "e.yaml")
+    assert "not run" in worked("sim", "compare", path, "--jobs", 1, "--minutes", 0)
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    path = written(tmp_path / "e.yaml", systems=["vllm", "sarathi-512"])
+
+    def figures(jobs: int) -> Any:
+        out = tmp_path / "r.json"
+        worked(
+            *("sim", "compare", path, "--jobs", jobs, "--json", out),
+            *("--results", tmp_path / f"{jobs}.jsonl"),
+        )
+        return [row["figures"] for row in json.loads(out.read_text())]
+
+    assert figures(1) == figures(2)
+
+
+def test_a_cell_that_cannot_be_is_told_and_the_others_run(tmp_path: Path) -> None:
+    path = written(tmp_path / "e.yaml", gpus=1, systems=["distserve-1:1", "default"])
+    shown = worked("sim", "compare", path, "--results", tmp_path / "r.jsonl", "--jobs", 1)
+    assert "n/a, distserve-1:1: distserve needs two instances or more, there is 1" in shown
+
+
+def test_a_search_is_tuned_on_other_seeds_than_it_is_tested_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds: list[tuple[int, ...]] = []
+    real = evaluate.goodput
+
+    def watched(*args: Any, **fields: Any) -> Any:
+        seeds.append(tuple(fields["seeds"]))
+        return real(*args, **fields)
+
+    monkeypatch.setattr(evaluate, "goodput", watched)
+    document = STUDY | {"systems": "sarathi-best", "chunks": [64, 256, 1024, 2048]}
+    (cell,) = parse(document | {"routings": ["least-loaded"]}, "test").cells()
+    figures = evaluate.evaluate(cell)
+    assert seeds[-1] == (11,)
+    assert set(seeds[:-1]) == {(1,)}
+    tried = figures["tried"]
+    assert {one["system"]["chunk"] for one in tried} >= {64, 256, 1024, 2048}
+    whole = [one for one in tried if one["part"] == 1]
+    best = max(whole, key=lambda one: one["rate"])
+    assert figures["chosen"]["system"] == best["system"]
+    # Attainment is of what was chosen, and falls with the rate.
+    low, high = (evaluate.attainment(cell, k * figures["goodput"], figures) for k in (0.5, 3.0))
+    assert low == 1.0
+    assert high < 0.9
+
+
+def test_layouts_are_searched(tmp_path: Path) -> None:
+    (cell,) = parse(STUDY | {"layout": "best"}, "test").cells()
+    figures = evaluate.evaluate(cell)
+    assert {one["layout"] for one in figures["tried"]} == {"TP1", "TP2", "TP1 PP2"}
+    assert figures["chosen"]["layout"] in {"TP1", "TP2", "TP1 PP2"}
+
+
+def test_trace_writes_steps_requests_and_phases(tmp_path: Path) -> None:
+    out, phases = tmp_path / "t.json", tmp_path / "p.png"
+    shown = worked(
+        *("sim", "trace", *TINY, *SHORT, "--rate", 8, "-o", out, "--phases", phases),
+        *("--shown", 3),
+    )
+    assert "within both SLOs" in shown
+    events = json.loads(out.read_text())["traceEvents"]
+    assert {event["cat"] for event in events if "cat" in event} == {"step", "request"}
+    assert phases.read_bytes().startswith(PNG)
+
+
+def test_table_and_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"requests": 100, "min_seconds": 20, "warmup": 10, "resolution": 0.3, "seeds": [11]}
+    monkeypatch.setattr(tables, "QUICK", small)
+    monkeypatch.setattr(tables, "DATA", ("sharegpt",))
+    monkeypatch.setattr(tables, "MODELS", ("CodeLlama-34B",))
+    monkeypatch.setattr(tables, "GPUS", 8)
+    monkeypatch.setattr(tables, "SCALE", (8, 16))
+    drawn, kept = tmp_path / "s.png", tmp_path / "r.jsonl"
+    shown = worked(*("sim", "table", "--quick", "--jobs", 1, "--results", kept, "--scaling", drawn))
+    for name, claimed in tables.CLAIMED.items():
+        assert any(name in line and str(claimed) in line for line in shown.splitlines())
+    assert "QUICK" in shown
+    assert "16 GPUs" in shown
+    assert drawn.read_bytes().startswith(PNG)
+    assert "not run" not in shown
+
+
+def test_matrix_runs_what_is_asked_and_marks_the_rest(tmp_path: Path) -> None:
+    kept = tmp_path / "r.jsonl"
+    words = ["sim", "matrix", "--quick", "--results", kept, "--minutes", 0]
+    shown = worked(*words, "--only", "L20 P99 sharegpt CodeLlama-34B mixing=0.2")
+    assert "QUICK" in shown
+    assert "not run" in shown
+    assert "0 of 0 cases, 1 not run" in shown
+    refused = ecoserve(*words, "--only", "L20 P98")
+    assert refused.exit_code == 1
+    assert "nothing in the matrix matches 'L20 P98'" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--model", "gpt"], "model: 'gpt' is not known; known are Llama-30B"),
+        (["run", "--gpu", "A1"], "gpu: 'A1' is not known"),
+        (["run", "-s", "nope"], "system must be one of"),
+        (["run", "--data", "nope"], "data must be one of"),
+        (["run", "--gpus", "6"], "gpus: 6 is not a multiple of TP4 = 4 GPUs"),
+        (["run", "--tp", "1"], "CodeLlama-34B weighs"),
+        (["run", "--pp", "2"], "--pp needs --tp"),
+        (["run", "-s", "sarathi-best"], "a single run needs one setting, not a search"),
+        (["run", "--rate", "0"], "rate must be a positive"),
+        (["run", "--mixing", "-1"], "mixing"),
+        (["goodput", "--percentile", "0"], "percentile"),
+        (["compare", "none.yaml"], "none.yaml cannot be read"),
+        (["trace", "--overlap", "2"], "overlap"),
+    ],
+)
+def test_wrong_input_is_told_in_a_line(words: list[str], said: str) -> None:
+    result = ecoserve("sim", *words)
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_traces_need_slos(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,50,5\n1,60,6\n2,70,7\n")
+    refused = ecoserve("sim", "run", "--data", path)
+    assert refused.exit_code == 1
+    assert "needs SLOs" in " ".join(refused.output.split())
+    shown = worked("sim", "run", *TINY[:-1], path, *SHORT, "--rate", 2, "--ttft-slo", 1)
+    assert "100.0%" in shown
+
+
+def test_help_names_every_command() -> None:
+    shown = worked("sim", "--help")
+    for name in ("run", "goodput", "compare", "table", "matrix", "trace"):
+        assert name in shown
+
+
+def test_the_command_line_starts_without_the_simulator() -> None:
+    code = "import sys, ecoserve.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"ecoserve.sim.engine", "ecoserve.sim.experiment", "matplotlib", "pydantic", "yaml"}
+    assert not heavy & set(done.stdout.split())

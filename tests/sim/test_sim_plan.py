@@ -1,0 +1,107 @@
+"""`ecoserve plan` gives what was asked for with the fewest GPUs, by simulation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ecoserve.cli import app
+from ecoserve.sim.evaluate import holds
+from ecoserve.sim.experiment import Cell, Layout, parse
+from ecoserve.sim.plan import for_gpus, for_rate
+
+STUDY: dict[str, Any] = {
+    "model": "Llama-3-8B",
+    "gpu": "L20",
+    "gpus": 8,
+    "data": "alpaca",
+    "layout": "best",
+    "systems": "default",
+    "requests": 150,
+    "min_seconds": 5,
+    "warmup": 3,
+    "resolution": 0.05,
+    "seeds": [11],
+}
+
+
+def cell(**fields: Any) -> Cell:
+    (one,) = parse(STUDY | fields, "test").cells()
+    return one
+
+
+def test_for_gpus_takes_the_layout_that_serves_most() -> None:
+    plans = for_gpus(cell(gpus=2))
+    assert [plan.goodput for plan in plans] == sorted((p.goodput for p in plans), reverse=True)
+    assert plans[0].layout == Layout(tp=1)  # no all-reduce, and the model fits one GPU
+    for plan in plans:
+        assert plan.gpus == plan.instances * plan.layout.gpus == 2
+        assert 0 < plan.share < 1.2
+        assert (plan.lower, plan.upper) == (2, 4)
+        assert plan.hourly == pytest.approx(2 * 0.60)
+        assert plan.cost == pytest.approx(plan.hourly / 3600 / plan.goodput)
+
+
+def test_for_rate_takes_the_fewest_gpus_that_hold() -> None:
+    one = for_gpus(cell(gpus=1))[0].goodput
+    plans = for_rate(cell(), 1.7 * one)
+    best = plans[0]
+    assert best.gpus == min(plan.gpus for plan in plans) == 2
+    fewer = cell(layout={"tp": 1}, gpus=1)
+    assert not holds(fewer, 1.7 * one)
+    assert holds(cell(layout={"tp": 1}, gpus=2), 1.7 * one)
+
+
+def test_a_given_layout_is_kept() -> None:
+    (plan,) = for_gpus(cell(gpus=4, layout={"tp": 2}))
+    assert plan.layout == Layout(tp=2)
+    assert plan.instances == 2
+
+
+def test_what_cannot_be_is_told() -> None:
+    with pytest.raises(ValueError, match="500 requests/s of alpaca need more than 2 L20"):
+        for_rate(cell(gpus=2), 500)
+    with pytest.raises(ValueError, match="no layout of Qwen2-72B fits on 2 L20"):
+        for_gpus(cell(gpus=2, model="Qwen2-72B"))
+    with pytest.raises(ValueError, match="keeps these SLOs for 90 % of alpaca at any rate"):
+        for_gpus(cell(gpus=1, slo={"ttft": 0.001, "tpot": 0.001}))
+    with pytest.raises(ValueError, match="keeps these SLOs for 90 % of alpaca at any rate"):
+        for_rate(cell(gpus=1, slo={"ttft": 0.001, "tpot": 0.001}), 1)
+    with pytest.raises(ValueError, match="rate must be a positive"):
+        for_rate(cell(), -1)
+
+
+QUICK = ["-n", 150, "--warmup", 10, "--tp", 4]
+
+
+def plan(*words: object) -> Any:
+    return CliRunner().invoke(app, ["plan", *map(str, words)], env={"COLUMNS": "200"})
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    result = plan(*QUICK, "--gpus", 4, "--price", 2, "--json", out)
+    assert result.exit_code == 0, result.output
+    assert "Take 1 instance of TP4 on 4 L20" in " ".join(result.output.split())
+    found = json.loads(out.read_text())
+    assert found["asked"] == {"rate": None, "gpus": 4}
+    assert found["plans"][0]["hourly"] == 8
+    assert found["settings"]["data"] == "sharegpt"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "either --rate or --gpus must be given"),
+        (["--rate", 5, "--model", "x"], "model: 'x' is not known"),
+        (["--gpus", 3, "--tp", 2], "gpus: 3 is not a multiple of TP2"),
+    ],
+)
+def test_wrong_input_is_told(words: list[object], said: str) -> None:
+    result = plan(*words)
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
