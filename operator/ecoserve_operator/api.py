@@ -10,7 +10,7 @@ import dataclasses
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from ecoserve.policy import DEFAULT, POLICIES
 from ecoserve_operator.fields import (
@@ -22,6 +22,7 @@ from ecoserve_operator.fields import (
     Quantity,
     Rule,
     Within,
+    WithinQuantity,
     immutable,
 )
 
@@ -246,12 +247,20 @@ def _policy_rule(name: str) -> Rule:
     )
 
 
+def _known_policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(f"must be one of {', '.join(POLICIES)}, not {name!r}")
+    return name
+
+
 class Policy(Object):
     """How requests are scheduled."""
 
     rules = tuple(map(_policy_rule, POLICIES))
 
-    name: Annotated[str, Field(json_schema_extra={"enum": list(POLICIES)})] = DEFAULT
+    name: Annotated[
+        str, AfterValidator(_known_policy), Field(json_schema_extra={"enum": list(POLICIES)})
+    ] = DEFAULT
     """The scheduling policy."""
     settings: Annotated[dict[str, float], Field(max_length=16)] = {}
     """Settings of the policy by name, e.g. backlog, busy and margin of padg: the thresholds between
@@ -449,7 +458,7 @@ class Gateway(Object):
     api_keys: SecretReference | None = None
     """Secret whose values are API keys, one of which clients must send as a bearer token. Changes
     are taken over live."""
-    body_limit: Quantity = "16Mi"
+    body_limit: Annotated[Quantity, WithinQuantity("1Ki", "2Gi")] = "16Mi"
     """Largest request body; larger ones get a 413."""
     idle_timeout: Annotated[Duration, Within("1s", "24h")] = HOUR
     """How long a request or an answer may be silent."""

@@ -191,6 +191,36 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity, e.g. 500m, 4 or 16Gi."""
 
+
+@dataclass(frozen=True, slots=True)
+class WithinQuantity:
+    """Bounds of a ``Quantity``, both included, as its field writes them: "1Ki", "2Gi"."""
+
+    low: str
+    high: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, text: str) -> str:
+        if not quantity_value(self.low) <= quantity_value(text) <= quantity_value(self.high):
+            raise ValueError(f"must be from {self.low} to {self.high}, not {text}")
+        return text
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        value = "quantity(string(self))"
+        rule = Rule(
+            f"!{value}.isLessThan(quantity('{self.low}')) && "
+            f"!{value}.isGreaterThan(quantity('{self.high}'))",
+            f"must be from {self.low} to {self.high}",
+        )
+        return handler(core) | {"x-kubernetes-validations": [rule.schema()]}
+
+
 # A DNS label that may begin a Service's name.
 NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
