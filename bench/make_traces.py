@@ -52,12 +52,12 @@ def conversations(sessions: int, seed: int) -> list[Arrival]:
     return sorted(found, key=lambda a: a.at)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def write(folder: Path) -> None:
+    """Writes both traces."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "bursty.csv", load("sharegpt", cv=3.0).arrivals(5.0, 1000, seed=7))
     write_jsonl(folder / "conversations.jsonl.gz", conversations(400, seed=7))
 
 
 if __name__ == "__main__":
-    main()
+    write(Path(sys.argv[1]))

@@ -495,8 +495,8 @@ def plan(
         best = plans[0]
         out.print(
             f"Take {_several(best.instances, 'instance')} of {best.layout} on {best.gpus} "
-            f"{cell.gpu}, macro instances of {best.lower} to {best.upper}: {best.goodput:.3g} requests/s, "
-            f"${best.hourly:.2f} an hour.",
+            f"{cell.gpu}, macro instances of {best.lower} to {best.upper}: "
+            f"{best.goodput:.3g} requests/s, ${best.hourly:.2f} an hour.",
             markup=False,
             soft_wrap=True,
         )

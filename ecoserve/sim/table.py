@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rich.table import Table
 
@@ -85,7 +86,7 @@ def main_table(pairs: Pairs, model: str, title: str) -> Table:
         found = rate(row)
         figures = row["figures"] if row else {}
         table.add_row(
-            name,
+            _named(name, figures),
             f"{CLAIMED[name]:.1f}",
             f"{CLAIMED['EcoServe'] / CLAIMED[name]:.2f}",
             _interval(row),
@@ -97,6 +98,11 @@ def main_table(pairs: Pairs, model: str, title: str) -> Table:
             *(_interval(rows.get((name, data))) for data in others),
         )
     return table
+
+
+def _named(name: str, figures: Mapping[str, Any]) -> str:
+    """The system's name, with its setting where one was searched."""
+    return f"{name} ({figures['chosen']['name']})" if "tried" in figures else name
 
 
 def _interval(row: Row | None) -> str:

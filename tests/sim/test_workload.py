@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +234,15 @@ def test_written_traces_read_back(
         assert trace.prompts == tuple(a.prompt for a in arrivals)
         assert trace.outputs == tuple(a.output for a in arrivals)
     assert trace.blocks == tuple(a.blocks for a in arrivals)
+
+
+def test_the_shipped_traces_are_what_their_script_makes(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    script = runpy.run_path(str(root / "bench" / "make_traces.py"))
+    script["write"](tmp_path)
+    shipped = root / "docs" / "experiments" / "traces"
+    for name in ("bursty.csv", "conversations.jsonl.gz"):
+        assert tracefile.read(shipped / name) == tracefile.read(tmp_path / name)
+    shared = tracefile.read(shipped / "conversations.jsonl.gz").blocks
+    firsts = [blocks[:2] for blocks in shared]
+    assert len(set(firsts)) == 8  # system prompts
