@@ -43,6 +43,7 @@ proto: $(STAMP)
 # not up to date.
 crds: $(STAMP)
 	$(BIN)/python -m ecoserve_operator.crd crds
+	$(BIN)/python -m ecoserve_operator.crd charts/ecoserve/crds
 
 # Writes down what is installed now as what everyone installs. torch's +cpu is dropped: it is a
 # matter of the build, and vLLM's own requirement asks for it.

@@ -1,0 +1,452 @@
+"""What is made of an EcoServeCluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import yaml
+from ecoserve_operator.api import EcoServeCluster, example
+from ecoserve_operator.builders import Builders, Installation, OverlayError
+from ecoserve_worker.options import parse
+
+from tests.operator.kube_api import ApiServer
+from tests.operator.pod_security import violations
+
+Json = dict[str, Any]
+
+INSTALLATION = Installation(
+    worker_image="worker:1",
+    gateway_image="operator:1",
+    scheduler="ecoserve.system.svc:9002",
+    scheduler_ip="10.1.2.3",
+    inference_pools=True,
+)
+BUILDERS = Builders(INSTALLATION)
+
+SPECS: dict[str, Json] = yaml.safe_load("""
+least: {}
+on GPUs:
+  parallelism: {tensor: 2, pipeline: 2}
+  engine:
+    args: [--max-model-len, "8192", "$(HOME)"]
+    env: [{name: NCCL_DEBUG, value: INFO}]
+    imagePullSecrets: [{name: registry}]
+    resources: {requests: {cpu: "8", memory: 64Gi}, limits: {memory: 64Gi}}
+    sharedMemory: 16Gi
+    startTimeout: 1h
+  placement:
+    nodeSelector: {gpu: l20}
+    tolerations: [{key: nvidia.com/gpu, operator: Exists}]
+    priorityClassName: high
+    runtimeClassName: nvidia
+  drain: {timeout: 90s}
+  disruption: {maxUnavailable: 2}
+on CPUs:
+  device: {type: cpu}
+  engine:
+    resources: {requests: {cpu: 2500m}}
+    env: [{name: VLLM_CPU_OMP_THREADS_BIND, value: "0-1"}]
+from a volume: {model: {name: m, source: {pvc: {claimName: weights, path: /a/b}}}}
+from an image: {model: {name: m, source: {imageVolume: {reference: "models/m:1", path: /m}}}}
+without prefix cache: {kvTiers: {warm: false}}
+with TLS and keys:
+  gateway:
+    replicas: 3
+    tls: {secretName: cert}
+    apiKeys: {secretName: keys}
+    service: {type: LoadBalancer, port: 8443, annotations: {lb: internal}}
+    bodyLimit: 4Mi
+    idleTimeout: 5m
+    podTemplate: {spec: {priorityClassName: high}}
+with peers:
+  networkPolicy:
+    prometheus: [{namespaceSelector: {matchLabels: {name: monitoring}}}]
+    gateways: [{podSelector: {matchLabels: {app: gw}}}]
+    clients: [{namespaceSelector: {}, podSelector: {matchLabels: {may: ask}}}]
+bare:
+  gateway: {enabled: false}
+  networkPolicy: {enabled: false}
+  monitoring: {enabled: false}
+  inferencePool: {enabled: false}
+with an overlay:
+  podTemplate:
+    metadata: {name: other, labels: {team: nlp, ecoserve.io/cluster: other}}
+    spec:
+      containers:
+        - {name: worker, env: [{name: EXTRA, value: "1"}]}
+        - name: sidecar
+          image: sidecar:1
+          securityContext:
+            allowPrivilegeEscalation: false
+            capabilities: {drop: [ALL]}
+""")
+
+
+def cluster(spec: Json | str = "least", **more: Any) -> EcoServeCluster:
+    given = SPECS[spec] if isinstance(spec, str) else spec
+    body = example(**{**given, **more})
+    body["metadata"] |= {"uid": "e4b8f6d2-0000-4000-8000-000000000000"}
+    return EcoServeCluster.model_validate(body)
+
+
+def worker(spec: Json | str = "least") -> Json:
+    return BUILDERS.worker(cluster(spec), "demo-3")
+
+
+def container(pod: Json, name: str = "worker") -> Json:
+    return next(c for c in pod["spec"]["containers"] if c["name"] == name)
+
+
+def objects(spec: Json | str = "least", builders: Builders = BUILDERS) -> dict[str, Json]:
+    made = builders.objects(cluster(spec))
+    return {f"{item['kind']}/{item['metadata']['name']}": item for item in made}
+
+
+def pods(spec: Json | str) -> list[Json]:
+    found = [worker(spec)]
+    for name, item in objects(spec).items():
+        if name.startswith("Deployment/"):
+            found.append(item["spec"]["template"])
+    return found
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_pod_is_restricted_and_writes_to_volumes_alone(spec: str) -> None:
+    for pod in pods(spec):
+        assert violations(pod["spec"]) == []
+        for item in pod["spec"]["containers"]:
+            if item["name"] != "sidecar":
+                assert item["securityContext"]["readOnlyRootFilesystem"] is True
+        assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_check_itself_finds_violations() -> None:
+    spec = worker()["spec"]
+    assert violations({**spec, "hostNetwork": True}) == ["hostNetwork"]
+    assert violations({**spec, "volumes": [{"name": "x", "hostPath": {}}]}) == ["volumes[x]"]
+    assert violations({**spec, "securityContext": {}}) == [
+        "containers[worker].runAsNonRoot",
+        "containers[worker].seccompProfile",
+    ]
+    bare = {**container({"spec": spec}), "securityContext": {"privileged": True}}
+    assert violations({**spec, "containers": [bare]}) == [
+        "containers[worker].privileged",
+        "containers[worker].allowPrivilegeEscalation",
+        "containers[worker].capabilities.drop",
+    ]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_objects_are_the_clusters_own(spec: str) -> None:
+    made = BUILDERS.objects(cluster(spec))
+    names = [(item["kind"], item["metadata"]["name"]) for item in made]
+    assert len(names) == len(set(names))
+    for item in made:
+        metadata = item["metadata"]
+        assert metadata["namespace"] == "default"
+        assert metadata["labels"]["ecoserve.io/cluster"] == "demo"
+        (owner,) = metadata["ownerReferences"]
+        assert owner["kind"] == "EcoServeCluster"
+        assert owner["controller"] is True
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_builders_are_pure(spec: str) -> None:
+    given = cluster(spec)
+    before = given.model_dump_json()
+    first = json.dumps([BUILDERS.worker(given, "demo-0"), BUILDERS.objects(given)], sort_keys=True)
+    again = json.dumps([BUILDERS.worker(given, "demo-0"), BUILDERS.objects(given)], sort_keys=True)
+    assert first == again
+    assert given.model_dump_json() == before
+
+
+def test_the_api_server_takes_them_in_a_restricted_namespace(
+    kube: ApiServer, namespace: str
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube.client.patch(
+        f"/api/v1/namespaces/{namespace}",
+        json={"metadata": {"labels": labels}},
+        headers={"Content-Type": "application/merge-patch+json"},
+    ).raise_for_status()
+    account = {"metadata": {"name": "demo-worker"}}
+    kube.client.post(f"/api/v1/namespaces/{namespace}/serviceaccounts", json=account)
+    kinds = {
+        "Pod": "api/v1/pods",
+        "ServiceAccount": "api/v1/serviceaccounts",
+        "ConfigMap": "api/v1/configmaps",
+        "Service": "api/v1/services",
+        "Deployment": "apis/apps/v1/deployments",
+        "PodDisruptionBudget": "apis/policy/v1/poddisruptionbudgets",
+        "NetworkPolicy": "apis/networking.k8s.io/v1/networkpolicies",
+        "EndpointSlice": "apis/discovery.k8s.io/v1/endpointslices",
+    }
+    refused = {}
+    for name in SPECS:
+        given = cluster(name)
+        for item in [BUILDERS.worker(given, "demo-0"), *BUILDERS.objects(given)]:
+            if item["kind"] not in kinds or (name, item["kind"]) == ("on GPUs", "Pod"):
+                continue  # priority and runtime classes are looked up, and are not there
+            item["metadata"]["namespace"] = namespace
+            group, _, plural = kinds[item["kind"]].rpartition("/")
+            answer = kube.client.post(
+                f"/{group}/namespaces/{namespace}/{plural}",
+                params={"dryRun": "All", "fieldValidation": "Strict"},
+                json=item,
+            )
+            warnings = answer.headers.get_list("warning")
+            known = answer.is_error and answer.json()["reason"] == "AlreadyExists"
+            if warnings or (answer.is_error and not known):
+                refused[name, item["kind"]] = (answer.text, warnings)
+    assert refused == {}
+
+
+# --- the worker ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_worker_takes_its_arguments(spec: str) -> None:
+    arguments = container(worker(spec))["args"]
+    options = parse([argument.replace("$(POD_IP)", "10.0.0.7") for argument in arguments])
+    assert options.cluster == "default/demo"
+    assert options.instance == "demo-3"
+    assert options.scheduler == INSTALLATION.scheduler
+    assert options.host == "10.0.0.7"
+    assert (options.port, options.health_port) == (8000, 8001)
+    assert options.drain_timeout == cluster(spec).spec.drain.timeout
+    assert "--model" in options.engine
+
+
+def test_gpus_and_parallel_sizes() -> None:
+    pod = worker("on GPUs")
+    item = container(pod)
+    assert item["resources"] == {
+        "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"},
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
+    }
+    text = " ".join(item["args"])
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 2" in text
+    assert text.endswith("--max-model-len 8192 $$(HOME)")
+    assert pod["spec"]["nodeSelector"] == {"gpu": "l20"}
+    assert pod["spec"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert pod["spec"]["priorityClassName"] == "high"
+    assert pod["spec"]["runtimeClassName"] == "nvidia"
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
+    assert shm in pod["spec"]["volumes"]
+    assert item["startupProbe"]["failureThreshold"] * item["startupProbe"]["periodSeconds"] == 3600
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 120
+
+
+def test_cpus() -> None:
+    item = container(worker("on CPUs"))
+    assert item["resources"] == {"requests": {"cpu": "2500m"}}
+    values = {entry["name"]: entry.get("value") for entry in item["env"]}
+    assert values["OMP_NUM_THREADS"] == "2"
+    assert values["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"  # the spec's own
+    assert len(item["env"]) == len(values)
+    assert "--tensor-parallel-size" not in item["args"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "volume"),
+    [
+        ("least", "/model", None),
+        (
+            "from a volume",
+            "/model/a/b",
+            {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+        ),
+        (
+            "from an image",
+            "/model/m",
+            {"image": {"reference": "models/m:1", "pullPolicy": "IfNotPresent"}},
+        ),
+    ],
+)
+def test_weights(spec: str, path: str, volume: Json | None) -> None:
+    pod = worker(spec)
+    arguments = container(pod)["args"]
+    assert arguments[arguments.index("--model") + 1] == path
+    volumes = {item["name"]: item for item in pod["spec"]["volumes"]}
+    mounts = {item["name"]: item for item in container(pod)["volumeMounts"]}
+    assert volumes.keys() == mounts.keys()
+    assert volumes.get("model") == (volume and {"name": "model", **volume})
+    if volume:
+        assert mounts["model"] == {"name": "model", "mountPath": "/model", "readOnly": True}
+
+
+def test_readiness_is_the_schedulers_to_give() -> None:
+    pod = worker()
+    assert pod["spec"]["readinessGates"] == [{"conditionType": "ecoserve.io/accepted"}]
+    item = container(pod)
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert item[probe]["httpGet"]["port"] == 8001
+    assert item["readinessProbe"]["httpGet"]["path"] == "/ecoserve/health"
+
+
+def test_an_overlay_changes_all_but_the_identity() -> None:
+    pod = worker("with an overlay")
+    assert pod["metadata"]["name"] == "demo-3"
+    labels = pod["metadata"]["labels"]
+    assert labels["team"] == "nlp"
+    assert labels["ecoserve.io/cluster"] == "demo"
+    assert labels["ecoserve.io/index"] == "3"
+    assert {"name": "EXTRA", "value": "1"} in container(pod)["env"]
+    assert container(pod, "sidecar")["image"] == "sidecar:1"
+    assert container(pod)["args"]
+
+
+def test_a_bad_overlay_is_named() -> None:
+    bad = {"podTemplate": {"spec": {"containers": [{"image": "x"}]}}}
+    with pytest.raises(OverlayError, match=r"spec\.podTemplate\.spec\.containers\[0\]: name"):
+        worker(bad)
+    with pytest.raises(OverlayError, match=r"spec\.gateway\.podTemplate\.spec\.containers"):
+        objects({"gateway": bad})
+
+
+# --- the revision --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "rolls"),
+    [
+        ({"engine": {"image": "worker:2"}}, True),
+        ({"engine": {"args": ["--max-model-len", "4096"]}}, True),
+        ({"parallelism": {"tensor": 2}}, True),
+        ({"placement": {"nodeSelector": {"zone": "a"}}}, True),
+        ({"podTemplate": {"spec": {"hostname": "x"}}}, True),
+        ({"kvTiers": {"warm": False}}, True),
+        ({"slo": {"ttft": "1s", "tpot": "50ms"}}, False),
+        ({"policy": {"name": "padg", "debug": True}}, False),
+        ({"replicas": 7, "maxReplicas": 9}, False),
+        ({"drain": {"timeout": "1m"}}, False),
+        ({"gateway": {"replicas": 5}}, False),
+        ({"monitoring": {"enabled": False}}, False),
+    ],
+)
+def test_only_what_a_worker_is_made_from_replaces_it(change: Json, rolls: bool) -> None:
+    before, after = BUILDERS.revision(cluster()), BUILDERS.revision(cluster(change))
+    assert (before != after) is rolls
+
+
+def test_another_installation_replaces_no_worker() -> None:
+    other = Builders(dataclasses.replace(INSTALLATION, worker_image="worker:2"))
+    assert other.revision(cluster()) == BUILDERS.revision(cluster())
+    assert container(other.worker(cluster(), "demo-4"))["image"] == "worker:2"
+
+
+# --- the gateway ---------------------------------------------------------------------------------
+
+
+def test_gateway_with_tls_and_keys() -> None:
+    made = objects("with TLS and keys")
+    deployment = made["Deployment/demo-gateway"]["spec"]
+    assert deployment["replicas"] == 3
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    pod = deployment["template"]
+    assert deployment["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["priorityClassName"] == "high"
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["tls"]["secret"] == {"secretName": "cert"}
+    assert volumes["api-keys"]["secret"] == {"secretName": "keys"}
+    service = made["Service/demo"]
+    assert service["metadata"]["annotations"] == {"lb": "internal"}
+    assert service["spec"]["type"] == "LoadBalancer"
+    assert service["spec"]["ports"][0]["port"] == 8443
+    assert BUILDERS.url(cluster("with TLS and keys")) == "https://demo.default.svc:8443/v1"
+    files = made["ConfigMap/demo-gateway"]["data"]
+    assert json.loads(files["tls.json"])["resources"][0]["name"] == "gateway"
+    assert "keys" not in json.dumps(json.loads(files["envoy.json"])["static_resources"]["clusters"])
+    assert made["Deployment/demo-gateway"]["spec"]["template"]["spec"]["containers"][0][
+        "image"
+    ] == ("operator:1")
+
+
+def test_another_configuration_is_another_gateway_pod() -> None:
+    def digest(spec: Json) -> str:
+        template = objects({"gateway": spec})["Deployment/demo-gateway"]["spec"]["template"]
+        return str(template["metadata"]["annotations"]["ecoserve.io/config"])
+
+    assert digest({}) == digest({"replicas": 4})
+    assert digest({}) != digest({"bodyLimit": "1Mi"})
+
+
+def test_urls() -> None:
+    assert BUILDERS.url(cluster()) == "http://demo.default.svc/v1"
+    assert BUILDERS.url(cluster({"gateway": {"service": {"port": 81}}})) == (
+        "http://demo.default.svc:81/v1"
+    )
+    tls = {"tls": {"secretName": "x"}}
+    assert BUILDERS.url(cluster({"gateway": tls})) == "https://demo.default.svc/v1"
+
+
+# --- the network ---------------------------------------------------------------------------------
+
+
+def test_gateways_alone_reach_workers() -> None:
+    policy = objects()["NetworkPolicy/demo-worker"]["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= worker()["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    (peer,) = rule["from"]
+    gateway = objects()["Deployment/demo-gateway"]["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= gateway.items()
+    assert [port["port"] for port in rule["ports"]] == [8000, 8001]
+
+
+def test_peers() -> None:
+    made = objects("with peers")
+    _, foreign, metrics = made["NetworkPolicy/demo-worker"]["spec"]["ingress"]
+    assert foreign["from"][0]["podSelector"]["matchLabels"] == {"app": "gw"}
+    assert [port["port"] for port in foreign["ports"]] == [8000]
+    assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"name": "monitoring"}
+    assert [port["port"] for port in metrics["ports"]] == [8001]
+    clients, status = made["NetworkPolicy/demo-gateway"]["spec"]["ingress"]
+    assert clients["from"][0]["podSelector"]["matchLabels"] == {"may": "ask"}
+    assert status["from"] == metrics["from"]
+    assert [port["port"] for port in status["ports"]] == [8081]
+    assert objects()["NetworkPolicy/demo-gateway"]["spec"]["ingress"] == [
+        {"ports": [{"protocol": "TCP", "port": 8080}]}
+    ]
+
+
+def test_what_is_switched_off_is_not_made() -> None:
+    assert sorted(objects("bare")) == [
+        "PodDisruptionBudget/demo-worker",
+        "ServiceAccount/demo-worker",
+    ]
+
+
+def test_the_pool_needs_its_crd_and_a_scheduler() -> None:
+    made = objects()
+    pool = made["InferencePool/demo"]["spec"]
+    assert pool["selector"]["matchLabels"].items() <= worker()["metadata"]["labels"].items()
+    picker = pool["endpointPickerRef"]
+    assert picker["name"] == "demo-picker"
+    slice_ = made["EndpointSlice/demo-picker"]
+    assert slice_["metadata"]["labels"]["kubernetes.io/service-name"] == picker["name"]
+    assert slice_["endpoints"][0]["addresses"] == ["10.1.2.3"]
+    assert "selector" not in made["Service/demo-picker"]["spec"]
+    names = {port["name"] for port in made["Service/demo-picker"]["spec"]["ports"]}
+    assert names == {port["name"] for port in slice_["ports"]}
+    for change in ({"inference_pools": False}, {"scheduler_ip": None}):
+        without = objects(builders=Builders(dataclasses.replace(INSTALLATION, **change)))
+        assert not [name for name in without if "picker" in name or "Pool" in name]
+
+
+def test_monitoring_finds_what_it_scrapes() -> None:
+    made = objects({"monitoring": {"labels": {"release": "prometheus"}, "interval": "5s"}})
+    monitor = made["PodMonitor/demo-worker"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["interval"] == "5s"
+    assert endpoint["port"] in [port["name"] for port in container(worker())["ports"]]
+    rules = made["PrometheusRule/demo"]["spec"]["groups"][0]["rules"]
+    assert all('cluster="default/demo"' in rule["expr"] for rule in rules)
