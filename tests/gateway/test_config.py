@@ -25,6 +25,7 @@ BASE: dict[str, Any] = {
     [
         ("listen", "8000"),
         ("listen", "127.0.0.1:0"),
+        ("status", "8003"),
         ("scheduler", "127.0.0.1:http"),
         ("admin", "0.0.0.0:8001"),
         ("cluster", ""),
@@ -79,6 +80,7 @@ def _variations(keys: Path) -> list[dict[str, Any]]:
     logs = ({}, {"access_log": "/dev/stdout"})
     found = [a | b | c for a, b, c in itertools.product(modes, key_settings, logs)]
     found.append({"listen": "[::]:8000", "admin": "[::1]:8001", "scheduler": "localhost:8002"})
+    found.append({"status": "0.0.0.0:8003", "tls_file": str(keys.with_name("tls.json"))})
     found.append({"body_limit": 2**31, "idle_timeout_s": 0.05, "picker_max_wait_s": 3600.0})
     return found
 
@@ -87,6 +89,7 @@ def _variations(keys: Path) -> list[dict[str, Any]]:
 def test_envoy_takes_every_variation(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text(gateway.keys_file_text(["one", "two"]))
+    (tmp_path / "tls.json").write_text(gateway.tls_file_text(str(tmp_path)))
     for number, settings in enumerate(_variations(keys)):
         config = gateway.GatewayConfig(**{**BASE, **settings})
         file = tmp_path / f"{number}.json"
