@@ -41,9 +41,11 @@ class Worker:
     ) -> None:
         self.port = port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.health_port = _free_port()
         self.folder = folder
         command = [sys.executable, "-m", "ecoserve_worker", "--stand-alone"]
-        command += ["--state-dir", str(folder / "state"), "--port", str(self.port), *options]
+        command += ["--state-dir", str(folder / "state"), "--port", str(self.port)]
+        command += ["--health-port", str(self.health_port), *options]
         command += ["--", "--model", str(model), "--served-model-name", NAME]
         command += ["--max-model-len", "1024", "--enforce-eager", *engine]
         environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -140,6 +142,7 @@ async def test_serves_and_drains(worker: Worker, folder: Path) -> None:
     assert id in answer.json()["id"]
     await _check_chat_and_errors(client)
     await _check_metrics(worker)
+    await _check_health_port(worker)
     await _check_disconnect(worker)
 
     # SIGTERM: what runs is finished, what comes is refused, the exit is clean.
@@ -152,6 +155,9 @@ async def test_serves_and_drains(worker: Worker, folder: Path) -> None:
         return (await client.get("/ecoserve/health")).status_code == 503
 
     await until(refused)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.health_port}") as probe:
+        assert (await probe.get("/ecoserve/health")).status_code == 503
+        assert (await probe.get("/ecoserve/live")).status_code == 200
     answer = await client.post("/v1/completions", json=PROMPT)
     assert (answer.status_code, answer.headers[headers.RETRYABLE]) == (503, "1")
     events = await running
@@ -185,6 +191,16 @@ async def _check_metrics(worker: Worker) -> None:
     assert 'ecoserve_worker_steps_total{kind="mixed"}' in text
     for name in ("phase", "use", "busy", "batch_limit", "mixing_penalty", "latency_model_error"):
         assert f"ecoserve_worker_{name}" in text
+
+
+async def _check_health_port(worker: Worker) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.health_port}") as probe:
+        assert (await probe.get("/ecoserve/health")).json()["ready"] is True
+        assert (await probe.get("/ecoserve/live")).status_code == 200
+        assert "ecoserve_worker_accepted 1.0" in (await probe.get("/metrics")).text
+        # What makes the engine work is not there.
+        assert (await probe.get("/v1/models")).status_code == 404
+        assert (await probe.post("/v1/completions", json=PROMPT)).status_code == 404
 
 
 async def _check_disconnect(worker: Worker) -> None:
