@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -21,7 +20,7 @@ Json: TypeAlias = dict[str, Any]
 
 MANAGER = "ecoserve-operator"
 TIMEOUT_S = 15.0
-_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
@@ -85,7 +84,7 @@ class ClusterApi:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        await self._client.close()  # type: ignore[no-untyped-call]
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -98,7 +97,7 @@ class ClusterApi:
                 return None
             raise
 
-    async def list(
+    async def list_all(
         self, kind: Kind, namespace: str | None, selector: str = ""
     ) -> tuple[list[Json], int]:
         """All objects, and the version of the list."""
@@ -106,8 +105,8 @@ class ClusterApi:
         query = {"limit": "500"} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self._call("GET", kind.path(namespace), query)
-            for item in page["items"]:
-                items.append({"apiVersion": kind.api_version, "kind": kind.name} | item)
+            known = {"apiVersion": kind.api_version, "kind": kind.name}
+            items += [known | item for item in page["items"]]
             metadata = page["metadata"]
             if not metadata.get("continue"):
                 return items, int(metadata["resourceVersion"])
@@ -131,11 +130,11 @@ class ClusterApi:
 
     async def apply(self, kind: Kind, body: Json, subresource: str = "") -> Json:
         """Server-side apply under our field manager; what others set at our fields gives way."""
-        body = {"apiVersion": kind.api_version, "kind": kind.name} | body
-        metadata = body["metadata"]
+        whole: Json = {"apiVersion": kind.api_version, "kind": kind.name, **body}
+        metadata = whole["metadata"]
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         path = kind.path(metadata["namespace"], metadata["name"], subresource)
-        return await self._write("PATCH", path, query, body, _APPLY)
+        return await self._write("PATCH", path, query, whole, _APPLY)
 
     async def patch(self, kind: Kind, namespace: str, name: str, body: Json) -> Json:
         """A merge patch: lists are replaced. A ``metadata.uid`` in it must be the object's."""
@@ -196,7 +195,7 @@ class ClusterApi:
                 auth_settings=["BearerToken"],
             )
             response = await self._client.call_api(*request, _request_timeout=TIMEOUT_S)
-            data = await response.read()
+            data = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise ApiError(0, "Unreachable", f"{method} {path}: {error or type(error)}") from error
         try:
@@ -208,13 +207,20 @@ class ClusterApi:
         return answer
 
 
-async def connect(*, guard: Callable[[], None] = lambda: None) -> ClusterApi:
-    """As ``KUBECONFIG`` says, or as the service account of this Pod."""
+async def configured() -> client.Configuration:
+    """What ``KUBECONFIG`` says, or the service account of this Pod."""
     configuration = client.Configuration()
-    if "KUBECONFIG" not in os.environ and _TOKEN.exists():
-        config.load_incluster_config(client_configuration=configuration)
+    if "KUBECONFIG" not in os.environ and os.path.exists(_TOKEN):  # noqa: ASYNC240 a local file
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     else:
-        await config.load_kube_config(client_configuration=configuration, persist_config=False)
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            client_configuration=configuration, persist_config=False
+        )
     # The controller retries by planning anew.
     configuration.retries = None
-    return ClusterApi(configuration, guard=guard)
+    return configuration
+
+
+async def connect(guard: Callable[[], None]) -> ClusterApi:
+    """A connection as configured; ``guard`` is called before each write and may raise."""
+    return ClusterApi(await configured(), guard=guard)

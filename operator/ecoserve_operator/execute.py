@@ -87,8 +87,8 @@ class Executor:
                 await self._patch(PODS, key, name, {"metadata": {"annotations": notes}}, uid)
                 self._tell(key, "Draining", f"instance {name} is retired ({reason}): {message}")
             case Unmark(name, uid):
-                notes = {LEAVING_SINCE: None, LEAVING_REASON: None}
-                await self._patch(PODS, key, name, {"metadata": {"annotations": notes}}, uid)
+                none = {LEAVING_SINCE: None, LEAVING_REASON: None}
+                await self._patch(PODS, key, name, {"metadata": {"annotations": none}}, uid)
                 self._tell(key, "Kept", f"instance {name} is needed after all")
             case Drain(name, timeout):
                 await self._membership.drain(key, name, timeout)

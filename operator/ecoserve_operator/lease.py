@@ -117,5 +117,5 @@ class Lease:
         version = lease["metadata"]["resourceVersion"]
         if version != self._seen[0]:
             self._seen = (version, self._clock())
-        duration = lease["spec"].get("leaseDurationSeconds", self._duration)
+        duration = float(lease["spec"].get("leaseDurationSeconds", self._duration))
         return self._clock() - self._seen[1] > duration

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -21,6 +22,8 @@ from ecoserve_operator.states import Instance
 from ecoserve_operator.store import Key
 
 log = logging.getLogger("ecoserve.operator")
+
+Method: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Any, Any]"
 
 _TIMEOUT_S = 2.0
 # How often the scheduler is asked: while something is on its way, and else.
@@ -70,7 +73,7 @@ class Membership:
     the state of one of its instances, or the scheduler's answering, has changed."""
 
     def __init__(self, target: str, changed: Callable[[Key], None] = lambda _: None) -> None:
-        self._changed = changed
+        self.changed = changed
         self._clusters: dict[Key, _Declared] = {}
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = AdminStub(self._channel)  # type: ignore[no-untyped-call]
@@ -105,9 +108,9 @@ class Membership:
         if self._clusters.pop(key, None) is not None:
             await self._call(self._stub.Remove, admin_pb2.RemoveRequest(name="/".join(key)))
 
-    async def drain(self, key: Key, instance: str, timeout: float) -> None:
+    async def drain(self, key: Key, instance: str, seconds: float) -> None:
         """Stops routing to an instance, which finishes what it has."""
-        await self._instance(self._stub.DrainInstance, key, instance, timeout)
+        await self._instance(self._stub.DrainInstance, key, instance, seconds)
 
     async def resume(self, key: Key, instance: str) -> None:
         """Routes to an instance again."""
@@ -127,10 +130,8 @@ class Membership:
                         break
             await asyncio.sleep(_TICK_S)
 
-    async def _instance(
-        self, method: grpc.aio.UnaryUnaryMultiCallable, key: Key, name: str, timeout: float = 0.0
-    ) -> None:
-        request = admin_pb2.InstanceRequest(cluster="/".join(key), instance=name, timeout_s=timeout)
+    async def _instance(self, method: Method, key: Key, name: str, seconds: float = 0.0) -> None:
+        request = admin_pb2.InstanceRequest(cluster="/".join(key), instance=name, timeout_s=seconds)
         await self._call(method, request)
         if key in self._clusters:
             await self._ask(key, self._clusters[key])
@@ -147,7 +148,7 @@ class Membership:
             declared.refused = ""
         declared.applied = _bytes(message)
         if declared.refused != refused:
-            self._changed(key)
+            self.changed(key)
         await self._ask(key, declared)
 
     async def _ask(self, key: Key, declared: _Declared) -> None:
@@ -164,15 +165,17 @@ class Membership:
                 }
             )
             if not _same(before, declared.instances):
-                self._changed(key)
-        elif answer.code() == grpc.StatusCode.NOT_FOUND and not declared.refused:
+                self.changed(key)
+        elif (
+            isinstance(answer, grpc.aio.AioRpcError)
+            and answer.code() == grpc.StatusCode.NOT_FOUND
+            and not declared.refused
+        ):
             # It has forgotten; ``run`` declares it anew.
             declared.instances = None
             declared.applied = None
 
-    async def _call(
-        self, method: grpc.aio.UnaryUnaryMultiCallable, request: object
-    ) -> object | grpc.aio.AioRpcError:
+    async def _call(self, method: Method, request: object) -> object | grpc.aio.AioRpcError:
         try:
             answer: object = await method(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -195,7 +198,7 @@ class Membership:
                 # It may be another process when it comes back.
                 declared.applied = None
                 declared.instances = None
-            self._changed(key)
+            self.changed(key)
 
 
 def _same(old: Mapping[str, Instance] | None, new: Mapping[str, Instance]) -> bool:

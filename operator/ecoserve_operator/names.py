@@ -12,6 +12,13 @@ LEAVING_SINCE = "ecoserve.io/leaving-since"
 LEAVING_REASON = "ecoserve.io/leaving-reason"
 GATE = "ecoserve.io/accepted"
 
+WORKERS = "app.kubernetes.io/component=worker"
+
+
+def worker_selector(cluster: str) -> str:
+    """The label selector of a cluster's worker Pods."""
+    return f"{CLUSTER_LABEL}={cluster},{WORKERS}"
+
 
 def pod_name(cluster: str, index: int) -> str:
     """The name of a worker Pod."""

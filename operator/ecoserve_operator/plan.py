@@ -18,6 +18,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ecoserve.policy import mitosis
+from ecoserve.policy.mitosis import (
+    Change,
+    Layout,
+    MoveInstance,
+    Snapshot,
+    State,
+    arrange,
+    regroup,
+)
 from ecoserve_operator.actions import (
     Action,
     ApplyMacro,
@@ -33,7 +43,6 @@ from ecoserve_operator.actions import (
     Unmark,
     WriteRoster,
 )
-from ecoserve_operator.groups import regroup
 from ecoserve_operator.names import pod_name
 from ecoserve_operator.states import Desired, Instance, Macro, Observed, Pod, Roster
 
@@ -107,26 +116,30 @@ class View:
     @property
     def misplaced(self) -> list[tuple[Pod, str]]:
         """Pods that have to change their macro instance or owner, and to which."""
-        spare, moves = [], []
-        room = self.roster.sizes
-        for name in room:
-            members = self.members(name)
-            staying, over = members[: room[name]], members[room[name] :]
-            room[name] -= len(staying)
-            spare += over
-            moves += [(pod, name) for pod in staying if not self.owned(pod)]
-        spare += [pod for pod in self.alive if pod.macro not in room]
-        places = [name for name, free in room.items() for _ in range(free)]
-        # The youngest move: they have the least to lose.
-        spare.sort(key=lambda pod: -pod.index)
-        moves += zip(spare, places, strict=False)
-        kept = {pod.name for pod, _ in moves}
-        moves += [
-            (pod, pod.macro)
-            for pod in spare
-            if pod.name not in kept and pod.macro in room and not self.owned(pod)
+        pods = {pod.name: pod for pod in self.alive}
+        moves = [
+            (pods[action.instance], action.group)
+            for action in arrange(self.snapshot)
+            if isinstance(action, MoveInstance)
         ]
-        return moves
+        moved = {pod.name for pod, _ in moves}
+        sizes = self.roster.sizes
+        return moves + [
+            (pod, pod.macro)
+            for pod in self.alive
+            if pod.name not in moved and pod.macro in sizes and not self.owned(pod)
+        ]
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What mitosis sees of it."""
+        instances = []
+        for pod in self.alive:
+            instance = self.instance(pod)
+            load = float(instance.requests) if instance is not None else 0.0
+            state: State = "serving" if self.serves(pod) else "starting"
+            instances.append(mitosis.Instance(pod.name, pod.macro, load, state))
+        return Snapshot(self.roster.layout, frozenset(self.macros), tuple(instances))
 
     @property
     def loading(self) -> list[Pod]:
@@ -150,11 +163,25 @@ class View:
 def repaired(desired: Desired, observed: Observed) -> Roster:
     """The roster, put together from what is there if it was lost."""
     roster = observed.roster
-    if roster is None or (not roster.groups and observed.macros and not roster.next_index):
+    if roster is None:
         macros = sorted((m for m in observed.macros if not m.terminating), key=lambda m: m.name)
-        roster = Roster(0, tuple((macro.name, macro.replicas) for macro in macros))
+        sizes = tuple((macro.name, macro.replicas) for macro in macros if macro.replicas)
+        roster = Roster(0, Layout(sizes))
     free = max((pod.index + 1 for pod in observed.pods), default=0)
     return replace(roster, next_index=max(roster.next_index, free))
+
+
+def _told(change: Change, before: Layout) -> tuple[str, str]:
+    """What was decided, in a word and in a sentence."""
+    sizes = ", ".join(f"{name} {size}" for name, size in change.layout.groups) or "none"
+    match change.decision:
+        case mitosis.Split(group, new, count):
+            return "Split", f"{count} instances of {group} become {new}; sizes: {sizes}"
+        case mitosis.Merge(group, into):
+            return "Merged", f"the instances of {group} go to {into}; sizes: {sizes}"
+        case mitosis.Level(group, donor, count):
+            return "Leveled", f"{count} instances of {donor} go to {group}; sizes: {sizes}"
+    return "Scaled", f"from {before.total} to {change.layout.total} instances; sizes: {sizes}"
 
 
 class _Planner(View):
@@ -166,10 +193,12 @@ class _Planner(View):
     def plan(self) -> Plan:
         for stage in (
             self._replicas,
+            self._remember,
             self._failed,
             self._groups,
             self._macros,
             self._moves,
+            self._keep,
             self._gates,
             self._retire,
             self._missing,
@@ -193,6 +222,10 @@ class _Planner(View):
         if self.desired.replicas is None:
             yield FillReplicas(self.desired.wanted)
 
+    def _remember(self) -> Iterator[Action]:
+        if self.roster != self.observed.roster:
+            yield WriteRoster(self.roster)
+
     def _failed(self) -> Iterator[Action]:
         for pod in self.failed:
             yield DeletePod(
@@ -200,14 +233,25 @@ class _Planner(View):
             )
 
     def _groups(self) -> Iterator[Action]:
-        if self.roster != self.observed.roster:
-            yield WriteRoster(self.roster)
-            return
-        settled = not self.misplaced and all(name in self.macros for name in self.roster.sizes)
-        taken = {macro.name for macro in self.observed.macros} | {p.macro for p in self.leaving}
-        change = regroup(self.desired, self.roster, self.observed.now, settled, taken)
-        if change.roster != self.roster:
-            yield WriteRoster(change.roster, change.event, change.message)
+        desired, layout = self.desired, self.roster.layout
+        loads: Counter[str] = Counter()
+        for instance in self.snapshot.instances:
+            loads[instance.group] += int(instance.load)
+        used = {macro.name for macro in self.observed.macros}
+        used |= {pod.macro for pod in self.observed.pods}
+        change = regroup(
+            layout,
+            desired.wanted,
+            desired.bounds,
+            self.observed.now,
+            prefix=f"{desired.name}-m",
+            taken=used,
+            loads=loads,
+            settled=not self.misplaced and layout.sizes.keys() <= self.macros.keys(),
+        )
+        if change.layout != layout:
+            roster = replace(self.roster, layout=change.layout)
+            yield WriteRoster(roster, *_told(change, layout))
         elif change.wake_at is not None:
             self._later(change.wake_at)
 
@@ -271,26 +315,26 @@ class _Planner(View):
 
     # -- numbers ----------------------------------------------------------------------------------
 
-    def _missing(self) -> Iterator[Action]:
+    def _keep(self) -> Iterator[Action]:
         missing = -self.excess
-        if missing <= 0:
-            return
         for pod in reversed(self.leaving):
-            if missing and pod.leaving_reason == "ScaleIn" and self._useful(pod):
+            if missing > 0 and pod.leaving_reason == "ScaleIn" and self._useful(pod):
                 missing -= 1
                 yield Unmark(pod.name, pod.uid)
-        if not missing:
+
+    def _missing(self) -> Iterator[Action]:
+        if self.excess >= 0:
             return
         if self.observed.now < self.observed.hold_until:
             self._later(self.observed.hold_until)
             return
         places = [
             name
-            for name, size in self.roster.groups
+            for name, size in self.roster.sizes.items()
             for _ in range(size - len(self.members(name)))
             if name in self.macros
         ]
-        yield from self._create(places[:missing])
+        yield from self._create(places[: -self.excess])
 
     def _useful(self, pod: Pod) -> bool:
         return pod.running and pod.revision == self.desired.revision and self.owned(pod)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ecoserve.policy.mitosis import Bounds, Layout
+
 Strategy = Literal["Auto", "Surge", "DrainFirst"]
 Reason = Literal["ScaleIn", "Rollout"]
 
@@ -39,6 +41,11 @@ class Desired:
         wanted = self.minimum if self.replicas is None else self.replicas
         return min(max(wanted, self.minimum), self.maximum)
 
+    @property
+    def bounds(self) -> Bounds:
+        """What mitosis goes by."""
+        return Bounds(self.lower, self.upper, self.merge_cooldown)
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:
@@ -46,7 +53,7 @@ class Pod:
     controller.
 
     ``accepted`` is its readiness gate: None: never accepted by the scheduler; False: closed again,
-    for it drains. ``no_room_since`` is since when no node has room for it. ``leaving_since`` is when
+    for it drains. ``no_room_since`` is since when no node has room for it, ``leaving_since`` when
     it was marked to be retired.
     """
 
@@ -96,28 +103,28 @@ class Roster:
     """What the controller has decided and must not forget: kept in the cluster's status, and
     changed in one write.
 
-    ``groups`` are the macro instances and how many instances each is to have, oldest first. No Pod
-    was ever given an index of ``next_index`` or more.
+    ``layout`` holds the macro instances and how many instances each is to have. No Pod was ever
+    given an index of ``next_index`` or more.
     """
 
     next_index: int
-    groups: tuple[tuple[str, int], ...] = ()
-    last_split: float | None = None
-    last_merge: float | None = None
+    layout: Layout = field(default_factory=Layout)
 
     @property
     def sizes(self) -> dict[str, int]:
-        return dict(self.groups)
+        """Instances to have, by macro instance."""
+        return self.layout.sizes
 
     @property
     def total(self) -> int:
-        return sum(size for _, size in self.groups)
+        """Instances to have in all."""
+        return self.layout.total
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The cluster as it is. ``instances`` are by Pod name, None while the scheduler does not answer;
-    ``hold_until``: make no Pods before, for the last ones failed at once."""
+    """The cluster as it is. ``instances`` are by Pod name, None while the scheduler does not
+    answer; ``hold_until``: make no Pods before, for the last ones failed at once."""
 
     now: float
     roster: Roster | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ecoserve_operator.cluster_api import Json
-from ecoserve_operator.names import CLUSTER_LABEL, MACRO_LABEL
+from ecoserve_operator.names import MACRO_LABEL, worker_selector
 from ecoserve_operator.plan import Plan, View
 from ecoserve_operator.states import Pod, Roster
 from ecoserve_operator.views import stamp
@@ -46,8 +46,8 @@ def cluster_status(
         "readyReplicas": sum(pod.ready for pod in pods),
         "updatedReplicas": len(view.current),
         "drainingReplicas": len(view.leaving),
-        "macroInstances": len(view.roster.groups),
-        "selector": f"{CLUSTER_LABEL}={desired.name}",
+        "macroInstances": len(view.roster.sizes),
+        "selector": worker_selector(desired.name),
         "revision": desired.revision,
         "macroLower": desired.lower,
         "macroUpper": desired.upper,
@@ -59,14 +59,15 @@ def cluster_status(
 
 def roster_fields(roster: Roster) -> Json:
     """The fields that keep the roster."""
+    layout = roster.layout
     fields: Json = {
         "nextIndex": roster.next_index,
-        "groups": [{"name": name, "replicas": size} for name, size in roster.groups],
+        "groups": [{"name": name, "replicas": size} for name, size in layout.groups],
     }
-    if roster.last_split is not None:
-        fields["lastSplitTime"] = stamp(roster.last_split)
-    if roster.last_merge is not None:
-        fields["lastMergeTime"] = stamp(roster.last_merge)
+    if layout.last_split is not None:
+        fields["lastSplitTime"] = stamp(layout.last_split)
+    if layout.last_merge is not None:
+        fields["lastMergeTime"] = stamp(layout.last_merge)
     return fields
 
 
@@ -193,7 +194,7 @@ def macro_status(view: View, name: str, nodes: Json, old: Json, generation: int)
         "replicas": len(alive),
         "readyReplicas": sum(pod.ready for pod in alive),
         "drainingReplicas": len(leaving),
-        "selector": f"{CLUSTER_LABEL}={view.desired.name},{MACRO_LABEL}={name}",
+        "selector": f"{worker_selector(view.desired.name)},{MACRO_LABEL}={name}",
         "instances": [_instance(view, pod, nodes) for pod in (*alive, *leaving)],
         "conditions": with_times(conditions, old, generation, view.observed.now),
     }

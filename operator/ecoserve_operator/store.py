@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import TypeAlias
 
-from ecoserve_operator.cluster_api import CLUSTERS, Json, Kind
-from ecoserve_operator.names import CLUSTER_LABEL
+from ecoserve_operator.cluster_api import CLUSTERS, PODS, Json, Kind
+from ecoserve_operator.names import CLUSTER_LABEL, WORKERS
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of an EcoServeCluster."""
@@ -23,8 +23,8 @@ _BURIED_KEPT = 10_000
 
 
 class Store:
-    """Objects by kind and by the EcoServeCluster that they belong to. ``changed`` is called with the
-    key of a cluster whenever something of it is different."""
+    """Objects by kind and by the EcoServeCluster that they belong to. ``changed`` is called with
+    the key of a cluster whenever something of it is different."""
 
     def __init__(self, changed: Callable[[Key], None] = lambda _: None) -> None:
         self._changed = changed
@@ -35,7 +35,7 @@ class Store:
         """An EcoServeCluster."""
         return self._of(CLUSTERS).get(key, {}).get(key[1])
 
-    def keys(self) -> list[Key]:
+    def clusters(self) -> list[Key]:
         """All that has an EcoServeCluster, or had one and has still something of it."""
         found = {key for kind in self._objects.values() for key, members in kind.items() if members}
         return sorted(found)
@@ -64,7 +64,7 @@ class Store:
         """An object is gone as of version ``at``; by default for good. (One that loses its label
         is gone to a watch, and may come back.)"""
         key, metadata = _key(kind, item), item["metadata"]
-        self._buried[metadata["uid"]] = at
+        self._buried[metadata["uid"]] = max(at, self._buried.get(metadata["uid"], -1))
         if len(self._buried) > _BURIED_KEPT:
             self._buried.popitem(last=False)
         members = self._of(kind).get(key or ("", ""), {})
@@ -91,6 +91,13 @@ class Store:
 
     def _of(self, kind: Kind) -> dict[Key, dict[str, Json]]:
         return self._objects.setdefault(kind, defaultdict(dict))
+
+
+def selector_of(kind: Kind) -> str:
+    """The label selector of all objects of a kind that are of interest."""
+    if kind == CLUSTERS:
+        return ""
+    return f"{CLUSTER_LABEL},{WORKERS}" if kind == PODS else CLUSTER_LABEL
 
 
 def version(item: Json) -> int:

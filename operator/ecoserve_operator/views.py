@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from ecoserve_operator.api import EcoServeCluster
+from ecoserve.policy.mitosis import Layout, default_sizes
+from ecoserve_operator.api import EcoServeCluster, EcoServeClusterSpec
 from ecoserve_operator.cluster_api import Json
 from ecoserve_operator.names import (
     GATE,
@@ -15,14 +16,13 @@ from ecoserve_operator.names import (
     REVISION_LABEL,
     index_of,
 )
-from ecoserve_operator.sizes import bounds
 from ecoserve_operator.states import Desired, Macro, Pod, Reason, Roster
 
 
 def desired(cluster: EcoServeCluster, revision: str) -> Desired:
     """What the spec asks for."""
     spec = cluster.spec
-    lower, upper = bounds(spec)
+    lower, upper = sizes(spec)
     return Desired(
         name=cluster.metadata.name,
         replicas=spec.replicas,
@@ -39,6 +39,15 @@ def desired(cluster: EcoServeCluster, revision: str) -> Desired:
     )
 
 
+def sizes(spec: EcoServeClusterSpec) -> tuple[int, int]:
+    """N_l and N_u in force. The default goes by the GPUs that the cluster may grow to, so that it
+    does not change as it grows; an instance on CPUs counts as one."""
+    if spec.macro.upper is None:
+        return default_sizes(spec.max_replicas * max(spec.gpus, 1))
+    upper = spec.macro.upper
+    return spec.macro.lower or (upper + 1) // 2, upper
+
+
 def roster(cluster: EcoServeCluster) -> Roster | None:
     """What was decided, as the status keeps it; None if nothing ever was."""
     status = cluster.status
@@ -46,9 +55,11 @@ def roster(cluster: EcoServeCluster) -> Roster | None:
         return None
     return Roster(
         status.next_index,
-        tuple((group.name, group.replicas) for group in status.groups),
-        seconds(status.last_split_time),
-        seconds(status.last_merge_time),
+        Layout(
+            tuple((group.name, group.replicas) for group in status.groups),
+            seconds(status.last_split_time),
+            seconds(status.last_merge_time),
+        ),
     )
 
 

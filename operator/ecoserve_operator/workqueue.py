@@ -17,7 +17,7 @@ class WorkQueue:
         self._active: dict[Key, float] = {}
         self._failures: Counter[Key] = Counter()
         self._wake = asyncio.Event()
-        self.beat = float("-inf")
+        self._beat: float | None = None
 
     def add(self, key: Key, delay: float = 0.0) -> None:
         """Has a key worked on in ``delay`` seconds at the latest."""
@@ -29,7 +29,7 @@ class WorkQueue:
     async def take(self) -> Key:
         """The next key that is due; waits for it."""
         while True:
-            self.beat = now = _now()
+            self._beat = now = _now()
             ready = [(due, key) for key, due in self._due.items() if key not in self._active]
             due, key = min(ready, default=(now + 5.0, ("", "")))
             if due <= now:
@@ -61,9 +61,11 @@ class WorkQueue:
     @property
     def age(self) -> float:
         """Seconds since the work last went on: the longest that a key is worked on, or how long ago
-        somebody last asked for one."""
+        somebody last asked for one. 0 before the work begins."""
+        if self._beat is None:
+            return 0.0
         now = _now()
-        return max([now - self.beat, *(now - started for started in self._active.values())])
+        return max([now - self._beat, *(now - started for started in self._active.values())])
 
 
 def _now() -> float:

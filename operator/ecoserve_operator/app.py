@@ -1,0 +1,99 @@
+"""The controller's process, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ecoserve_operator import health
+from ecoserve_operator.cluster_api import ClusterApi, Json, Kind, connect
+from ecoserve_operator.controller import WATCHED, Controller
+from ecoserve_operator.lease import Lease
+from ecoserve_operator.membership import Membership
+from ecoserve_operator.objects import KINDS, OPTIONAL
+from ecoserve_operator.render import Render
+from ecoserve_operator.watch import watch
+
+log = logging.getLogger("ecoserve.operator")
+
+
+Connect: TypeAlias = Callable[[Callable[[], None]], Awaitable[ClusterApi]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``namespaces`` empty: all. ``scheduler`` is host:port of its Admin service; ``health_port``
+    0: any free port. ``optional_groups`` are the API groups of others that it may use."""
+
+    identity: str
+    lease_namespace: str
+    scheduler: str
+    namespaces: tuple[str, ...] = ()
+    lease_name: str = "ecoserve-operator"
+    health_port: int = 8081
+    optional_groups: tuple[str, ...] = tuple(dict.fromkeys(kind.group for kind in OPTIONAL))
+
+
+class LeaseLost(Exception):
+    """Another controller holds the lease."""
+
+
+async def run(options: Options, render: Render, connect: Connect = connect) -> None:
+    """Runs the controller until cancelled; ``LeaseLost`` when another has taken over.
+
+    ``connect`` makes a connection to the API server, given what to call before each write.
+    """
+    lease = Lease(options.lease_namespace, options.lease_name, options.identity)
+    lost = asyncio.get_running_loop().create_future()
+
+    def give_up() -> None:
+        if not lost.done():
+            lost.set_exception(LeaseLost(f"the lease {options.lease_name} is held by another now"))
+
+    async with await connect(lambda: None) as plain, await connect(lease.check) as api:
+        membership = Membership(options.scheduler)
+        controller = Controller(api, membership, render, lease, namespaces=options.namespaces)
+        membership.changed = controller.wake
+        kinds = (*WATCHED, *KINDS, *await _installed(plain, options.optional_groups))
+        controller.objects.kinds = kinds[len(WATCHED) :]
+
+        def sink(kind: Kind, event: str | None, item: Json) -> None:
+            if event == "DELETED":
+                version = int(item["metadata"]["resourceVersion"])
+                controller.store.drop(kind, item, version)
+            else:
+                controller.store.put(kind, item)
+
+        probes = await health.serve(
+            options.health_port, lambda: controller.queue.age, lease.held.is_set
+        )
+        tasks = [
+            asyncio.create_task(lease.keep(plain, give_up)),
+            asyncio.create_task(watch(kinds, options.namespaces, sink)),
+            asyncio.create_task(membership.run()),
+            asyncio.create_task(controller.run()),
+        ]
+        try:
+            done, _ = await asyncio.wait([*tasks, lost], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            lost.cancel()
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(3.0):
+                    await lease.release(plain)
+            await membership.close()
+            await probes.cleanup()
+
+
+async def _installed(api: ClusterApi, groups: tuple[str, ...]) -> tuple[Kind, ...]:
+    wanted = [kind for kind in OPTIONAL if kind.group in groups]
+    served = {kind: await api.served(kind.group, kind.version) for kind in wanted}
+    return tuple(kind for kind in wanted if kind.plural in served[kind])

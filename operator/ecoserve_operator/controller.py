@@ -1,0 +1,330 @@
+"""The reconciliation: every EcoServeCluster that something happened to is looked at whole.
+
+``Controller.run`` is a task of its own, apart from kopf, which only brings events. It holds the
+lease while it writes. All that it knows is in the store; after anything that it cannot be sure of
+it asks the API server for the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+
+from pydantic import ValidationError
+
+from ecoserve_operator import status, views
+from ecoserve_operator.actions import CreatePod, DeletePod
+from ecoserve_operator.api import EcoServeCluster
+from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, ClusterApi, Json, Kind
+from ecoserve_operator.events import Events
+from ecoserve_operator.execute import Executor, Stale
+from ecoserve_operator.lease import Lease, NotHeld
+from ecoserve_operator.membership import Membership, declare
+from ecoserve_operator.names import CLUSTER_LABEL, worker_selector
+from ecoserve_operator.objects import Objects
+from ecoserve_operator.plan import Plan, View, plan
+from ecoserve_operator.render import Render
+from ecoserve_operator.states import Desired, Observed
+from ecoserve_operator.status import Problem
+from ecoserve_operator.store import Key, Store, selector_of
+from ecoserve_operator.workqueue import WorkQueue
+
+log = logging.getLogger("ecoserve.operator")
+
+WORKERS = 8
+# Every cluster is planned anew this often, out of the store, in case that something was missed.
+RESYNC_S = 30.0
+# Plans of a cluster in a row, before others have their turn.
+ROUNDS = 50
+# Failures within so long slow the making of new Pods down, to one in ``HOLD_MOST_S``.
+FAILURES_S, HOLD_MOST_S = 600.0, 300.0
+WATCHED: tuple[Kind, ...] = (CLUSTERS, MACROS, PODS)
+
+
+class Controller:
+    """Reconciles all EcoServeClusters, of the namespaces given or of all where none is."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        membership: Membership,
+        render: Render,
+        lease: Lease,
+        *,
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
+        self.queue = WorkQueue()
+        self.store = Store(self.queue.add)
+        self.events = Events(api)
+        self._api = api
+        self._membership = membership
+        self._render = render
+        self._lease = lease
+        self._namespaces: tuple[str | None, ...] = namespaces or (None,)
+        self._executor = Executor(api, self.store, membership, self.events, render)
+        self.objects = Objects(api, self.store)
+        self._doubtful: set[Key] = set()
+        self._failures: dict[Key, deque[float]] = defaultdict(deque)
+        self._told: dict[Key, set[str]] = {}
+
+    def wake(self, key: Key) -> None:
+        """Has a cluster looked at."""
+        self.queue.add(key)
+
+    async def run(self) -> None:
+        """Reconciles until cancelled."""
+        await self._lease.held.wait()
+        await self.look_up_all()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.events.run())
+            group.create_task(self._resync())
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+
+    async def look_up_all(self) -> None:
+        """Asks the API server for all there is, until it answers."""
+        delay = 0.25
+        while True:
+            try:
+                for kind in (*WATCHED, *self.objects.kinds):
+                    await self._look_up(kind)
+                return
+            except ApiError as error:
+                log.warning("listing: %s; again in %.1f s", error, delay)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 10.0)
+
+    async def _look_up(self, kind: Kind) -> None:
+        selector = selector_of(kind)
+        found: list[Json] = []
+        version = 0
+        for namespace in self._namespaces:
+            items, version = await self._api.list_all(kind, namespace, selector)
+            found += items
+        self.store.replace(kind, found, version)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(RESYNC_S)
+            if self._lease.interrupted and self._lease.valid:
+                # The watches may have missed what was deleted meanwhile.
+                self._lease.interrupted = False
+                await self.look_up_all()
+            for key in self.store.clusters():
+                self.queue.add(key)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.take()
+            try:
+                wake_in = await self._reconcile(key)
+            except (ApiError, Stale, NotHeld) as error:
+                delay = self.queue.failed(key)
+                log.info("%s/%s: %s; again in %.1f s", *key, error or "it has changed", delay)
+                if isinstance(error, ApiError) and not error.is_final:
+                    self._doubtful.add(key)
+            except Exception:
+                delay = self.queue.failed(key)
+                log.exception("%s/%s: again in %.1f s", *key, delay)
+            else:
+                self.queue.done(key)
+                if wake_in is not None:
+                    self.queue.add(key, wake_in)
+
+    async def _reconcile(self, key: Key) -> float | None:
+        """Brings a cluster as far as it can be brought now; returns in how many seconds to look
+        again if nothing happens before."""
+        if key in self._doubtful:
+            await self._make_sure(key)
+        item = self.store.cluster(key)
+        if item is None or "deletionTimestamp" in item["metadata"]:
+            # What it owned is the garbage collector's.
+            await self._membership.forget(key)
+            self.objects.forget(key)
+            self._failures.pop(key, None)
+            return None
+        try:
+            cluster = EcoServeCluster.model_validate(item)
+            revision = self._render.revision(cluster)
+        except ValidationError as error:
+            await self._refuse(key, item, _explain(error))
+            return None
+        except ValueError as error:
+            await self._refuse(key, item, str(error))
+            return None
+        return await _Pass(self, key, cluster, revision).run()
+
+    async def _make_sure(self, key: Key) -> None:
+        """Looks up all that there is of a cluster."""
+        namespace, name = key
+        found = await self._api.get(CLUSTERS, namespace, name)
+        known = self.store.cluster(key)
+        if found is not None:
+            self.store.put(CLUSTERS, found)
+        elif known is not None:
+            self.store.drop(CLUSTERS, known)
+        for kind, selector in (
+            (MACROS, f"{CLUSTER_LABEL}={name}"),
+            (PODS, worker_selector(name)),
+        ):
+            items, version = await self._api.list_all(kind, namespace, selector)
+            self.store.replace(kind, items, version, only=key)
+        self._doubtful.discard(key)
+
+    async def _refuse(self, key: Key, item: Json, message: str) -> None:
+        """The spec makes no sense; what there is stays as it is."""
+        old, generation = item.get("status", {}), item["metadata"].get("generation", 0)
+        problem = status.Condition("Degraded", "True", "InvalidSpec", message)
+        others = [c for c in old.get("conditions", ()) if c["type"] != "Degraded"]
+        conditions = status.with_times([problem], old, generation, time.time())
+        kept = {name: value for name, value in old.items() if name != "scaling"}
+        await self._executor.write_status(
+            key, kept | {"observedGeneration": generation, "conditions": others + conditions}
+        )
+
+    def hold_until(self, key: Key, now: float) -> float:
+        """Make no Pods of a cluster before, for so many have failed of late."""
+        failures = self._failures[key]
+        while failures and now - failures[0] > FAILURES_S:
+            failures.popleft()
+        if len(failures) < 2:
+            return 0.0
+        return failures[-1] + min(2.0 ** len(failures), HOLD_MOST_S)
+
+    def count_failure(self, key: Key) -> None:
+        """A Pod of a cluster has failed."""
+        self._failures[key].append(time.time())
+
+
+class _Pass:
+    """One reconciliation of one cluster."""
+
+    def __init__(
+        self, controller: Controller, key: Key, cluster: EcoServeCluster, revision: str
+    ) -> None:
+        self._controller, self._key = controller, key
+        self._store, self._executor = controller.store, controller._executor
+        self._membership = controller._membership
+        self._cluster, self._revision = cluster, revision
+        self._problems: list[Problem] = []
+
+    async def run(self) -> float | None:
+        failure: Exception | None = None
+        done: Plan | None = None
+        try:
+            problems = await self._controller.objects.sync(
+                self._key, self._controller._render.objects(self._cluster)
+            )
+            self._problems += problems
+            done = await self._converge()
+        except ValueError as error:
+            self._problems.append(Problem("InvalidSpec", str(error)))
+        except ApiError as error:
+            failure = error
+        await self._tell(done)
+        if failure is not None:
+            raise failure
+        if done is None or done.actions:
+            return 0.0 if done is not None else None
+        return None if done.wake_at is None else max(done.wake_at - time.time(), 0.05)
+
+    async def _converge(self) -> Plan:
+        """Plans and acts until nothing is left to do, or others should have their turn."""
+        for _ in range(ROUNDS):
+            await self._declare()
+            done = plan(self._desired(), self._observed())
+            if not done.actions:
+                break
+            for action in done.actions:
+                try:
+                    await self._executor.carry_out(self._key, self._cluster, action)
+                except ApiError as error:
+                    if isinstance(action, CreatePod) and error.is_final:
+                        message = f"instance {action.name} is refused: {error}"
+                        self._problems.append(Problem("InstanceRefused", message))
+                    raise
+                if isinstance(action, DeletePod) and action.event == "Failed":
+                    self._controller.count_failure(self._key)
+            self._refresh()
+        return done
+
+    def _refresh(self) -> None:
+        item = self._store.cluster(self._key)
+        if item is None or "deletionTimestamp" in item["metadata"]:
+            raise Stale
+        if item["metadata"]["resourceVersion"] != self._cluster.metadata.resource_version:
+            before = self._cluster.metadata.generation
+            self._cluster = EcoServeCluster.model_validate(item)
+            if self._cluster.metadata.generation != before:
+                self._revision = self._controller._render.revision(self._cluster)
+
+    def _desired(self) -> Desired:
+        return views.desired(self._cluster, self._revision)
+
+    def _observed(self) -> Observed:
+        now = time.time()
+        pods = (views.pod(item) for item in self._store.of(PODS, self._key))
+        return Observed(
+            now=now,
+            roster=views.roster(self._cluster),
+            pods=tuple(pod for pod in pods if pod is not None),
+            macros=tuple(views.macro(item) for item in self._store.of(MACROS, self._key)),
+            instances=self._membership.instances(self._key),
+            hold_until=self._controller.hold_until(self._key, now),
+        )
+
+    async def _declare(self) -> None:
+        """Has the scheduler know who belongs where. An instance belongs as long as its Pod is
+        there, so that one that goes can finish what it has."""
+        view = View(self._desired(), self._observed())
+        members: dict[str, list[str]] = {name: [] for name in view.roster.sizes}
+        pods = [pod for pod in view.observed.pods if not pod.failed and pod.macro]
+        for pod in sorted(pods, key=lambda pod: pod.index):
+            members.setdefault(pod.macro, []).append(pod.name)
+        settled = all(pod.ready and not pod.terminating and not pod.leaving for pod in pods)
+        await self._membership.declare(
+            self._key, declare(self._key, self._cluster.spec, members), busy=not settled
+        )
+        if refused := self._membership.refused(self._key):
+            self._problems = [p for p in self._problems if p.reason != "SchedulerRefused"]
+            self._problems.append(Problem("SchedulerRefused", f"the scheduler refuses: {refused}"))
+
+    async def _tell(self, done: Plan | None) -> None:
+        """Writes the statuses of the cluster and its macro instances."""
+        self._refresh()
+        view = View(self._desired(), self._observed())
+        item = self._store.cluster(self._key)
+        assert item is not None
+        generation = item["metadata"]["generation"]
+        await self._executor.write_status(
+            self._key,
+            status.cluster_status(
+                view,
+                done,
+                self._problems,
+                item.get("status", {}),
+                generation,
+                self._controller._render.url(self._cluster),
+            ),
+        )
+        nodes = {
+            pod["metadata"]["name"]: pod.get("spec", {}).get("nodeName")
+            for pod in self._store.of(PODS, self._key)
+        }
+        for macro in list(self._store.of(MACROS, self._key)):
+            name, metadata = macro["metadata"]["name"], macro["metadata"]
+            if "deletionTimestamp" in metadata:
+                continue
+            old, generation = macro.get("status", {}), metadata["generation"]
+            told = status.macro_status(view, name, nodes, old, generation)
+            await self._executor.write_macro_status(self._key, name, told)
+
+
+def _explain(error: ValidationError) -> str:
+    problems = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        problems.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
+    return "; ".join(problems)

@@ -1,0 +1,91 @@
+"""Applies what else belongs to a cluster: the gateway, policies, monitoring.
+
+An object is applied when what it should be has changed, or when somebody else has changed it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from ecoserve_operator.cluster_api import ApiError, ClusterApi, Json, Kind
+from ecoserve_operator.status import Problem
+from ecoserve_operator.store import Key, Store
+
+# What is made of these is watched, so that it is repaired when it is changed or removed.
+KINDS: tuple[Kind, ...] = (
+    Kind("", "v1", "serviceaccounts", "ServiceAccount"),
+    Kind("", "v1", "configmaps", "ConfigMap"),
+    Kind("", "v1", "services", "Service"),
+    Kind("apps", "v1", "deployments", "Deployment"),
+    Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
+    Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
+)
+# The same, where they are installed.
+OPTIONAL: tuple[Kind, ...] = (
+    Kind("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor"),
+    Kind("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule"),
+    Kind("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool"),
+    Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),  # goes with the pool
+)
+
+
+class Objects:
+    """The objects of all clusters. ``kinds`` are those that can be applied here."""
+
+    def __init__(self, api: ClusterApi, store: Store) -> None:
+        self._api, self._store = api, store
+        self.kinds: tuple[Kind, ...] = KINDS
+        self._applied: dict[Key, dict[tuple[Kind, str], tuple[str, str]]] = {}
+
+    def forget(self, key: Key) -> None:
+        """The cluster is no more."""
+        self._applied.pop(key, None)
+
+    async def sync(self, key: Key, wanted: list[Json]) -> list[Problem]:
+        """Applies what is not as it should be, and deletes what should not be any more."""
+        kinds = {(kind.api_version, kind.name): kind for kind in self.kinds}
+        applied = self._applied.setdefault(key, {})
+        problems = []
+        names = set()
+        for body in wanted:
+            kind = kinds.get((body["apiVersion"], body["kind"]))
+            if kind is None:
+                continue
+            name = body["metadata"]["name"]
+            names.add((kind, name))
+            known = self._store.find(kind, key, name)
+            digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+            if known is not None and applied.get((kind, name)) == (digest, _state(known)):
+                continue
+            try:
+                answer = await self._api.apply(kind, body)
+            except ApiError as error:
+                if not error.is_final:
+                    raise
+                problems.append(Problem("ObjectRefused", f"{kind.name} {name}: {error}"))
+                continue
+            self._store.put(kind, answer)
+            applied[kind, name] = (digest, _state(answer))
+        for kind in self.kinds:
+            for item in self._store.of(kind, key):
+                name = item["metadata"]["name"]
+                if (kind, name) not in names and _ours(item, key):
+                    await self._api.delete(kind, key[0], name, item["metadata"]["uid"])
+                    self._store.drop(kind, item)
+        return problems
+
+
+def _ours(item: Json, key: Key) -> bool:
+    metadata = item["metadata"]
+    return "deletionTimestamp" not in metadata and any(
+        owner["kind"] == "EcoServeCluster" and owner["name"] == key[1] and owner.get("controller")
+        for owner in metadata.get("ownerReferences", ())
+    )
+
+
+def _state(item: Json) -> str:
+    # A status changes the version, but not the generation, where there is one.
+    metadata = item["metadata"]
+    changed = metadata.get("generation") or metadata["resourceVersion"]
+    return f"{metadata['uid']} {changed}"

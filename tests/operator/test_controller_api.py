@@ -1,0 +1,466 @@
+"""The controller against a real API server, with a scheduler and a node that are played."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from ecoserve_operator import api as resources
+from ecoserve_operator.app import Options, run
+from ecoserve_operator.cluster_api import (
+    CLUSTERS,
+    EVENTS,
+    LEASES,
+    MACROS,
+    PODS,
+    ClusterApi,
+    Json,
+    configured,
+)
+from ecoserve_operator.names import MACRO_LABEL
+from ecoserve_operator.objects import KINDS
+
+from tests.operator.control_world import RENDER, Mortal, Node, Scheduler, until
+from tests.operator.kube_api import ApiServer
+
+MACRO = {"lower": 3, "upper": 6, "mergeCooldown": "0s"}
+
+
+@dataclass
+class Operator:
+    """A running controller and what surrounds it, in one namespace."""
+
+    api: ClusterApi
+    namespace: str
+    scheduler: Scheduler
+    node: Node
+    cluster_name: str = "demo"
+    task: asyncio.Task[None] | None = None
+    mortal: Mortal | None = None
+
+    async def start(self, last: int | None = None) -> None:
+        """Starts a controller that dies after its ``last`` write."""
+        configuration = await configured()
+
+        async def connect(guard: Callable[[], None]) -> ClusterApi:
+            # The lease is written through the first connection, all else through the second.
+            if self.mortal is None:
+                self.mortal = Mortal(configuration, last=None, guard=guard)
+                return self.mortal
+            self.mortal = Mortal(configuration, last=last, guard=guard)
+            return self.mortal
+
+        self.mortal = None
+        options = Options(
+            identity="test",
+            lease_namespace=self.namespace,
+            scheduler=self.scheduler.target,
+            namespaces=(self.namespace,),
+            health_port=0,
+        )
+        self.task = asyncio.create_task(run(options, RENDER, connect))
+
+    async def stop(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+        self.task = None
+
+    # -- the user ---------------------------------------------------------------------------------
+
+    async def create(self, **spec: Any) -> None:
+        body = resources.example(macro=MACRO, **spec)
+        body["metadata"] = {"name": self.cluster_name, "namespace": self.namespace}
+        body["spec"].setdefault("device", {"type": "cpu"})
+        await self.api.create(CLUSTERS, body)
+
+    async def change(self, **spec: Any) -> None:
+        await self.api.patch(CLUSTERS, self.namespace, self.cluster_name, {"spec": spec})
+
+    async def scale(self, replicas: int) -> None:
+        await self.change(replicas=replicas)
+
+    async def cluster(self) -> Json:
+        item = await self.api.get(CLUSTERS, self.namespace, self.cluster_name)
+        assert item is not None
+        return item
+
+    async def condition(self, kind: str) -> Json:
+        status = (await self.cluster()).get("status", {})
+        return {c["type"]: c for c in status.get("conditions", ())}.get(kind, {})
+
+    async def pods(self) -> list[Json]:
+        return (await self.api.list_all(PODS, self.namespace))[0]
+
+    async def uids(self) -> dict[str, str]:
+        return {p["metadata"]["name"]: p["metadata"]["uid"] for p in await self.pods()}
+
+    async def settled(self, *sizes: int) -> bool:
+        """Whether macro instances of these sizes run, in the cluster's status, in MacroInstances,
+        in labels and owners of Pods, and in the scheduler alike."""
+        cluster = await self.cluster()
+        status, generation = cluster.get("status", {}), cluster["metadata"]["generation"]
+        if status.get("observedGeneration") != generation:
+            return False
+        groups = {group["name"]: group["replicas"] for group in status.get("groups", ())}
+        macros = (await self.api.list_all(MACROS, self.namespace))[0]
+        pods = await self.pods()
+        owners = {m["metadata"]["uid"]: m["metadata"]["name"] for m in macros}
+        found: dict[str, list[str]] = {name: [] for name in groups}
+        for pod in pods:
+            metadata = pod["metadata"]
+            ready = {c["type"]: c["status"] for c in pod["status"].get("conditions", ())}
+            macro = metadata["labels"][MACRO_LABEL]
+            (owner,) = metadata["ownerReferences"]
+            if ready.get("Ready") != "True" or "deletionTimestamp" in metadata:
+                return False
+            if owners.get(owner["uid"]) != macro or macro not in found:
+                return False
+            found[macro].append(metadata["name"])
+        declared = self.scheduler.clusters.get(f"{self.namespace}/{self.cluster_name}")
+        return (
+            sorted(groups.values(), reverse=True) == sorted(sizes, reverse=True)
+            and {m["metadata"]["name"]: m["spec"]["replicas"] for m in macros} == groups
+            and {name: len(members) for name, members in found.items()} == groups
+            and declared is not None
+            and {m.name: sorted(m.instances) for m in declared.macro_instances}
+            == {name: sorted(members) for name, members in found.items()}
+            and status.get("readyReplicas") == sum(sizes)
+        )
+
+    async def settle(self, *sizes: int) -> None:
+        try:
+            await until(lambda: self.settled(*sizes))
+        except AssertionError:
+            pods = [
+                (p["metadata"]["name"], p["metadata"]["labels"].get(MACRO_LABEL), p["status"])
+                for p in await self.pods()
+            ]
+            raise AssertionError(
+                f"no {sizes}: {(await self.cluster()).get('status')}\n{pods}\n"
+                f"{self.scheduler.clusters}"
+            ) from None
+
+    async def reasons(self) -> set[str]:
+        return {event["reason"] for event in (await self.api.list_all(EVENTS, self.namespace))[0]}
+
+
+@asynccontextmanager
+async def operator(kube: ApiServer, namespace: str) -> AsyncIterator[Operator]:
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with ClusterApi(await configured()) as api:
+        node = Node(api, namespace, scheduler)
+        playing = asyncio.create_task(node.run())
+        found = Operator(api, namespace, scheduler, node)
+        await found.start()
+        try:
+            yield found
+            assert not playing.done(), playing.exception()
+        finally:
+            if found.task is not None:
+                await found.stop()
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+            await scheduler.stop()
+
+
+@pytest.fixture
+async def esc(
+    kube: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Operator]:
+    monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
+    async with operator(kube, namespace) as found:
+        yield found
+
+
+async def test_from_creation_to_deletion(esc: Operator) -> None:
+    await esc.create(minReplicas=2)
+    await esc.settle(2)
+    cluster = await esc.cluster()
+    assert cluster["spec"]["replicas"] == 2, "filled in, or /scale would fail"
+    status = cluster["status"]
+    assert status["replicas"] == status["updatedReplicas"] == 2
+    assert status["macroLower"], status["macroUpper"] == (3, 6)
+    conditions = {c["type"]: c for c in status["conditions"]}
+    assert {name: c["status"] for name, c in conditions.items()} == {
+        "Ready": "True",
+        "Available": "True",
+        "Progressing": "False",
+        "Degraded": "False",
+        "ReplicasClamped": "False",
+        "Drained": "True",
+    }
+    assert all(c["reason"] and c["observedGeneration"] >= 1 for c in conditions.values())
+    assert {"Scaled", "MacroInstanceMade", "Created", "Accepted"} <= await esc.reasons()
+    for name in ("demo-worker", "demo-gateway"):
+        assert await esc.api.get(KINDS[0], esc.namespace, name) is not None
+    finalizers = [
+        item["metadata"].get("finalizers")
+        for kind in (CLUSTERS, MACROS, PODS)
+        for item in (await esc.api.list_all(kind, esc.namespace))[0]
+    ]
+    assert not any(finalizers)
+
+    await esc.api.delete(CLUSTERS, esc.namespace, "demo", cluster["metadata"]["uid"])
+
+    async def nothing() -> bool:
+        kinds = (CLUSTERS, MACROS, PODS, *KINDS)
+        left = [i for k in kinds for i in (await esc.api.list_all(k, esc.namespace))[0]]
+        return not left and not esc.scheduler.clusters
+
+    await until(nothing, "something is left")
+
+
+async def test_a_cluster_at_rest_costs_no_calls(esc: Operator) -> None:
+    await esc.create(minReplicas=2)
+    await esc.settle(2)
+    assert esc.mortal is not None
+    calls = -1
+
+    async def still() -> bool:
+        nonlocal calls
+        before, calls = calls, esc.mortal.calls  # type: ignore[union-attr]
+        await asyncio.sleep(1.0)
+        return before == calls
+
+    await until(still, "calls go on")
+
+
+async def test_scaling_gives_the_sizes_and_replaces_nothing(esc: Operator) -> None:
+    await esc.create(replicas=2, maxReplicas=16)
+    await esc.settle(2)
+    for replicas, sizes in ((5, (5,)), (13, (6, 4, 3))):
+        before = await esc.uids()
+        await esc.scale(replicas)
+        await esc.settle(*sizes)
+        assert before.items() <= (await esc.uids()).items()
+    before = await esc.uids()
+    await esc.scale(3)
+    await esc.settle(3)
+    assert (await esc.uids()).items() <= before.items()
+    assert len(esc.scheduler.drains) == 10
+    assert {"Split", "Merged", "Moved", "Draining", "Drained"} <= await esc.reasons()
+
+
+async def test_replicas_out_of_bounds_are_clamped(esc: Operator) -> None:
+    await esc.create(replicas=9, minReplicas=1, maxReplicas=3)
+    await esc.settle(3)
+    clamped = await esc.condition("ReplicasClamped")
+    assert clamped["status"] == "True"
+    assert "spec.replicas 9" in clamped["message"]
+    assert "spec.maxReplicas 3" in clamped["message"]
+
+
+async def test_scale_in_waits_for_requests(esc: Operator) -> None:
+    await esc.create(replicas=3)
+    await esc.settle(3)
+    key = f"{esc.namespace}/demo"
+    for name, requests in (("demo-0", 9), ("demo-1", 2), ("demo-2", 5)):
+        esc.scheduler.member(key, name).requests = requests
+    before = await esc.uids()
+    # The controller hears of loads when it asks the next time.
+    await asyncio.sleep(6.0)
+    await esc.scale(2)
+    await until(lambda: "demo-1" in esc.scheduler.drains)
+    assert esc.scheduler.drains == ["demo-1"], "the one with the fewest requests"
+
+    async def draining() -> bool:
+        condition = await esc.condition("Drained")
+        return condition["status"] == "False" and "demo-1" in condition["message"]
+
+    await until(draining)
+    assert await esc.uids() == before
+    esc.scheduler.member(key, "demo-1").requests = 0
+    await esc.settle(2)
+    assert (await esc.condition("Drained"))["status"] == "True"
+
+
+async def test_rollout_one_at_a_time_and_what_stops_it(esc: Operator) -> None:
+    await esc.create(replicas=3, rollout={"strategy": "Surge"})
+    await esc.settle(3)
+    before = await esc.uids()
+    await esc.change(engine={"env": [{"name": "BROKEN", "value": "1"}]})
+
+    async def stuck() -> bool:
+        status = (await esc.cluster())["status"]
+        return status.get("updatedReplicas") == 1 and status.get("readyReplicas") == 3
+
+    await until(stuck)
+    await asyncio.sleep(1.0)
+    assert before.items() <= (await esc.uids()).items(), "no more is replaced"
+    assert len(await esc.pods()) == 4
+    await esc.change(engine={"env": [{"name": "FIXED", "value": "1"}]})
+    await esc.settle(3)
+    status = (await esc.cluster())["status"]
+    assert status["updatedReplicas"] == 3
+    assert not before.items() & (await esc.uids()).items()
+
+
+async def test_rollout_without_room_drains_first(esc: Operator) -> None:
+    await esc.create(replicas=2, rollout={"strategy": "DrainFirst"})
+    await esc.settle(2)
+    esc.node.room = 2
+    before = await esc.uids()
+    await esc.change(engine={"env": [{"name": "A", "value": "1"}]})
+
+    async def rolled() -> bool:
+        return await esc.settled(2) and not before.items() & (await esc.uids()).items()
+
+    await until(rolled)
+
+
+async def test_failed_and_deleted_pods_are_replaced(esc: Operator) -> None:
+    await esc.create(replicas=2)
+    await esc.settle(2)
+    before = await esc.uids()
+    await esc.api.patch_status(PODS, esc.namespace, "demo-0", {"status": {"phase": "Failed"}})
+    await esc.api.delete(PODS, esc.namespace, "demo-1", before["demo-1"])
+
+    async def replaced() -> bool:
+        return await esc.settled(2) and set(await esc.uids()) == {"demo-2", "demo-3"}
+
+    await until(replaced)
+
+
+async def test_a_macro_instance_deleted_by_hand_comes_back(esc: Operator) -> None:
+    await esc.create(replicas=2)
+    await esc.settle(2)
+    (macro,) = (await esc.api.list_all(MACROS, esc.namespace))[0]
+    metadata = macro["metadata"]
+    before = await esc.uids()
+    await esc.api.delete(MACROS, esc.namespace, metadata["name"], metadata["uid"])
+
+    async def replaced() -> bool:
+        return await esc.settled(2) and not before.items() & (await esc.uids()).items()
+
+    await until(replaced)
+
+
+async def test_the_scheduler_restarts(esc: Operator) -> None:
+    await esc.create(replicas=3)
+    await esc.settle(3)
+    before = await esc.uids()
+    await esc.scheduler.stop()
+
+    async def told() -> bool:
+        return (await esc.condition("Degraded"))["reason"] == "SchedulerUnavailable"
+
+    await until(told)
+    await esc.scale(2)
+    await asyncio.sleep(1.0)
+    assert await esc.uids() == before, "nobody is there to name the one to retire"
+    ready = [
+        p
+        for p in await esc.pods()
+        if {"type": "Ready", "status": "True"}.items()
+        <= {
+            key: value
+            for c in p["status"]["conditions"]
+            if c["type"] == "Ready"
+            for key, value in c.items()
+        }.items()
+    ]
+    assert len(ready) == 3, "readiness outlives the scheduler"
+    await esc.scheduler.start()
+    await esc.settle(2)
+    assert (await esc.condition("Degraded"))["status"] == "False"
+
+
+async def test_what_the_scheduler_refuses_is_told(esc: Operator) -> None:
+    esc.scheduler.refuses = "cluster.policy_settings: no such setting"
+    await esc.create(replicas=1)
+
+    async def told() -> bool:
+        condition = await esc.condition("Degraded")
+        return "no such setting" in condition.get("message", "")
+
+    await until(told)
+
+
+async def test_a_bad_overlay_is_told_and_what_runs_stays(esc: Operator) -> None:
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    before = await esc.uids()
+    await esc.change(podTemplate={"spec": {"containers": [{"name": "worker", "image": 7}]}})
+
+    async def told() -> bool:
+        condition = await esc.condition("Degraded")
+        return condition["status"] == "True" and "image" in condition["message"]
+
+    await until(told)
+    assert before.items() <= (await esc.uids()).items()
+
+
+async def test_objects_changed_by_others_are_repaired(esc: Operator) -> None:
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    services = next(kind for kind in KINDS if kind.plural == "services")
+    service = await esc.api.get(services, esc.namespace, "demo")
+    assert service is not None
+    await esc.api.delete(services, esc.namespace, "demo", service["metadata"]["uid"])
+    await until(lambda: esc.api.get(services, esc.namespace, "demo"))
+    await esc.change(gateway={"enabled": False})
+
+    async def gone() -> bool:
+        return await esc.api.get(services, esc.namespace, "demo") is None
+
+    await until(gone)
+
+
+async def test_a_second_controller_waits_for_the_lease(esc: Operator) -> None:
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    lease = await esc.api.get(LEASES, esc.namespace, "ecoserve-operator")
+    assert lease is not None
+    # Another one took over.
+    lease["spec"]["holderIdentity"] = "other"
+    await esc.api.replace(LEASES, lease)
+    assert esc.task is not None
+    with pytest.raises(Exception, match="held by another"):
+        await asyncio.wait_for(asyncio.shield(esc.task), 30)
+    esc.task = None
+
+
+async def test_killed_after_any_write_of_a_split_and_of_a_merge(esc: Operator) -> None:
+    await esc.create(replicas=6, maxReplicas=16)
+    await esc.settle(6)
+    await esc.stop()
+    writes = {"split": 0, "merge": 0}
+    finished: set[str] = set()
+    last = 0
+    while len(finished) < 2:
+        last += 1
+        for what, replicas, sizes in (("split", 7, (4, 3)), ("merge", 6, (6,))):
+            before = await esc.uids()
+            await esc.scale(replicas)
+            await esc.start(last)
+
+            async def dead_or_settled(sizes: tuple[int, ...] = sizes) -> bool:
+                mortal = esc.mortal
+                assert mortal is not None
+                return mortal.dead.is_set() or await esc.settled(*sizes)
+
+            await until(dead_or_settled)
+            assert esc.mortal is not None
+            if not esc.mortal.dead.is_set():
+                finished.add(what)
+            else:
+                writes[what] = last
+            await esc.stop()
+            await esc.start()
+            await esc.settle(*sizes)
+            after = await esc.uids()
+            kept = before.items() & after.items()
+            assert len(kept) == 6, f"{what} killed after write {last}: {before} {after}"
+            assert len(after) == replicas
+            await esc.stop()
+    # The roster, two macro instances, three moves, a Pod and its gate, the statuses.
+    assert writes["split"] >= 8
+    assert writes["merge"] >= 8
