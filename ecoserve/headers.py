@@ -23,6 +23,14 @@ RETRYABLE = "x-ecoserve-retryable"
 
 INTERNAL = (REQUEST_ID, WAITED, DESTINATION, DESTINATION_SUBSET)
 
+# What the picker sets, and what it reads.
+PICKED = (DESTINATION, REQUEST_ID, WAITED, TTFT_SLO, TPOT_SLO)
+# Attributes by which a gateway that sends no headers tells them, and the headers that they are.
+ATTRIBUTES = {
+    "request.url_path": ":path",
+    **{f"request.headers['{name}']": name for name in (TTFT_SLO, TPOT_SLO, CONVERSATION)},
+}
+
 # The form of an id. Engines decorate it ("chatcmpl-<id>-3f2a", "0_cmpl-<id>-0"); the pattern finds
 # it again.
 REQUEST_ID_PATTERN = r"eco-[0-9a-f]{16}"

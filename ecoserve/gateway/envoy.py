@@ -101,12 +101,9 @@ def _connection_manager(config: GatewayConfig) -> Config:
             status.health_filter(),
             *([asks_key] if asks_key is not None else []),
             # Holds the body until it is whole, and answers 413 to one over the limit.
-            http_filter(
-                "buffer",
-                "extensions.filters.http.buffer.v3.Buffer",
-                max_request_bytes=config.body_limit,
-            ),
+            _buffer(config),
             _picker(config),
+            *([] if config.body_mode == "full_duplex" else _after_picker(config)),
             http_filter("router", "extensions.filters.http.router.v3.Router"),
         ],
         route_config=routes(config),
@@ -132,7 +129,48 @@ def _strip_headers() -> Config:
     }
 
 
+def _buffer(config: GatewayConfig) -> Config:
+    return http_filter(
+        "buffer",
+        "extensions.filters.http.buffer.v3.Buffer",
+        max_request_bytes=config.body_limit,
+    )
+
+
+def _after_picker(config: GatewayConfig) -> list[Config]:
+    """Has the call wait for the picker's decision, and makes it into headers.
+
+    The picker is sent a call's body and no message for its headers, which saves it a quarter of its
+    time. It can then not set headers, and Envoy would not hold them back for it; so the headers
+    wait for the body here, which waits at the picker, and are set from the metadata of its answer.
+    Without an answer there is no metadata and nothing is set.
+    """
+    return [
+        _buffer(config),
+        http_filter(
+            "header_mutation",
+            "extensions.filters.http.header_mutation.v3.HeaderMutation",
+            mutations={
+                "request_mutations": [
+                    {
+                        "append": {
+                            "header": {
+                                "key": name,
+                                "value": f"%DYNAMIC_METADATA({headers.METADATA_NAMESPACE}:{name})%",
+                            },
+                            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+                        }
+                    }
+                    for name in headers.PICKED
+                ]
+            },
+        ),
+    ]
+
+
 def _picker(config: GatewayConfig) -> Config:
+    """One message with the whole body each way; in the endpoint-picker protocol's streamed mode
+    headers and pieces of the body."""
     duplex = config.body_mode == "full_duplex"
     return http_filter(
         "ext_proc",
@@ -145,7 +183,7 @@ def _picker(config: GatewayConfig) -> Config:
             ],
         },
         processing_mode={
-            "request_header_mode": "SEND",
+            "request_header_mode": "SEND" if duplex else "SKIP",
             "request_body_mode": "FULL_DUPLEX_STREAMED" if duplex else "BUFFERED",
             # A streamed body may end with trailers, so Envoy asks for them in that mode.
             "request_trailer_mode": "SEND" if duplex else "SKIP",
@@ -154,6 +192,8 @@ def _picker(config: GatewayConfig) -> Config:
             "response_body_mode": "NONE",
             "response_trailer_mode": "SKIP",
         },
+        # What is to be known of the headers comes with the body.
+        request_attributes=[] if duplex else [*headers.ATTRIBUTES],
         # Buffered, the whole body is still here, and the call can go on without the picker. Once
         # chunks of it were streamed away it cannot, so that mode fails with a clear error.
         failure_mode_allow=not duplex,

@@ -18,15 +18,16 @@ from ecoserve.scheduler.requests import Turned
 # Below the 64 KB that some gateways allow in a chunk, with room for its framing.
 CHUNK_BYTES = 62 * 1024
 
+_FILTER = "envoy.filters.http.ext_proc"
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _EMPTY_HEADERS = ext_proc.ProcessingResponse(
     request_headers=ext_proc.HeadersResponse()
 ).SerializeToString()
 # As long as an id and a usual wait are, of characters that neither nor an address holds.
-_SOME_ID = "\x01" * 20
-_SOME_WAIT = "\x02" * 8
+_SOME_ID = b"\x01" * 20
+_SOME_WAIT = b"\x02" * 8
 
-Kind = Literal["request_headers", "request_body"]
+Kind = Literal["request_headers", "request_body", "metadata"]
 
 
 def go_on() -> Any:
@@ -56,34 +57,38 @@ def _mutation(values: Mapping[str, str]) -> Any:
 
 def _routed(kind: Kind, values: Mapping[str, str]) -> Any:
     common = ext_proc.CommonResponse(header_mutation=_mutation(values), clear_route_cache=True)
+    told = values if kind == "metadata" else {headers.DESTINATION: values[headers.DESTINATION]}
     inner = struct_pb2.Struct(
-        fields={headers.DESTINATION: struct_pb2.Value(string_value=values[headers.DESTINATION])}
+        fields={key: struct_pb2.Value(string_value=value) for key, value in told.items()}
     )
     metadata = struct_pb2.Struct(
         fields={headers.METADATA_NAMESPACE: struct_pb2.Value(struct_value=inner)}
     )
-    response = (
-        ext_proc.HeadersResponse(response=common)
-        if kind == "request_headers"
-        else ext_proc.BodyResponse(response=common)
-    )
-    return ext_proc.ProcessingResponse(**{kind: response}, dynamic_metadata=metadata)
+    answer = ext_proc.ProcessingResponse(dynamic_metadata=metadata)
+    if kind == "request_headers":
+        answer.request_headers.response.CopyFrom(common)
+    elif kind == "request_body":
+        answer.request_body.response.CopyFrom(common)
+    else:
+        answer.request_body.SetInParent()
+    return answer
 
 
 @lru_cache(maxsize=4096)
-def _pieces(kind: Kind, rest: tuple[tuple[str, str], ...]) -> tuple[bytes, bytes, bytes]:
-    """A decision as serialised, cut where the id and the wait stand."""
-    values = {headers.REQUEST_ID: _SOME_ID, headers.WAITED: _SOME_WAIT, **dict(rest)}
-    message: bytes = _routed(kind, values).SerializeToString()
-    before, _, after = message.partition(_SOME_ID.encode())
-    between, _, end = after.partition(_SOME_WAIT.encode())
-    return before, between, end
+def _template(kind: Kind, rest: tuple[tuple[str, str], ...]) -> bytes:
+    """A decision as serialised, with ``_SOME_ID`` and ``_SOME_WAIT`` for id and wait."""
+    values = {
+        headers.REQUEST_ID: _SOME_ID.decode(),
+        headers.WAITED: _SOME_WAIT.decode(),
+        **dict(rest),
+    }
+    return serialised(_routed(kind, values))
 
 
 def routed(kind: Kind, request_id: str, waited: str, rest: Mapping[str, str]) -> bytes:
     """The decision, serialised, as the answer to the request's headers or to a buffered body, which
-    stays as it is. ``rest`` are headers to set besides the id and the wait, the destination among
-    them.
+    stays as it is; as ``metadata`` to a body whose headers were not sent. ``rest`` are headers to
+    set besides the id and the wait, the destination among them.
 
     Only these two differ from call to call while things go well, so what is around them is kept:
     to build and to serialise the whole takes as long as to decide.
@@ -91,8 +96,8 @@ def routed(kind: Kind, request_id: str, waited: str, rest: Mapping[str, str]) ->
     if len(request_id) != len(_SOME_ID) or len(waited) != len(_SOME_WAIT):
         values = {headers.REQUEST_ID: request_id, headers.WAITED: waited, **rest}
         return serialised(_routed(kind, values))
-    before, between, end = _pieces(kind, tuple(rest.items()))
-    return b"".join((before, request_id.encode(), between, waited.encode(), end))
+    template = _template(kind, tuple(rest.items()))
+    return template.replace(_SOME_ID, request_id.encode()).replace(_SOME_WAIT, waited.encode())
 
 
 def _chunk(body: bytes, end: bool) -> Any:
@@ -164,7 +169,15 @@ def turned_away(turned: Turned) -> Any:
 
 
 def request_headers(message: Any) -> dict[str, str]:
-    """The request's headers; of a repeated one the last."""
+    """The request's headers; of a repeated one the last. Of a message that holds none, those that
+    its attributes tell."""
+    if not message.HasField("request_headers"):
+        fields = message.attributes[_FILTER].fields
+        return {
+            header: fields[name].string_value
+            for name, header in headers.ATTRIBUTES.items()
+            if name in fields
+        }
     return {
         header.key: header.raw_value.decode("latin-1") if header.raw_value else header.value
         for header in message.request_headers.headers.headers

@@ -1,5 +1,8 @@
 """The endpoint picker: Envoy asks for each call where it goes.
 
+Three ways are served: headers and a buffered body, one message each; the endpoint-picker protocol's
+streamed body; and our own gateway's, a single message with the body, which is answered by metadata.
+
 The cluster of a call is the gRPC metadata ``x-ecoserve-cluster`` of the gateway's stream, or the
 only cluster there is. How long a call may wait is the metadata ``x-ecoserve-max-wait`` (seconds,
 the filter's ``max_message_timeout``), or ``MAX_WAIT_S``.
@@ -124,6 +127,11 @@ class Picker:
         message = await stream.read()
         if message is None:
             return
+        if message.HasField("request_body") and message.request_body.end_of_stream:
+            # Our own gateway's way: the whole body, and what is to be known of the headers.
+            call = _Call(self._store, stream, message)
+            await self._answer(stream, call, message.request_body.body, "metadata")
+            return
         if not message.HasField("request_headers"):
             await self._pass_on(stream, message, streamed=False)
             return
@@ -132,13 +140,13 @@ class Picker:
         has_body = not message.request_headers.end_of_stream
         call = _Call(self._store, stream, message)
         if not has_body or mode not in (_BUFFERED, _FULL_DUPLEX):
-            await self._answer(stream, call, b"", headers_only=True)
+            await self._answer(stream, call, b"", "request_headers", with_work=False)
             await self._pass_on(stream, None, streamed=mode == _FULL_DUPLEX)
         elif mode == _BUFFERED:
             await stream.write(extproc.go_on())
             body = await stream.read()
             if body is not None and body.HasField("request_body"):
-                await self._answer(stream, call, body.request_body.body)
+                await self._answer(stream, call, body.request_body.body, "request_body")
         else:
             await self._full_duplex(stream, call)
 
@@ -162,8 +170,14 @@ class Picker:
             if message.request_body.end_of_stream:
                 break
         body = b"".join(pieces)
-        if not await self._answer(stream, call, body, headers_only=False, end=trailers is None):
+        if not await self._answer(stream, call, body, "request_headers"):
             return
+        try:
+            for chunk in extproc.request_chunks(body, end=trailers is None):
+                await stream.write(chunk)
+        except BaseException:
+            call.abandon()
+            raise
         await self._pass_on(stream, trailers, streamed=True)
 
     async def _pass_on(self, stream: _Stream, message: Any | None, *, streamed: bool) -> None:
@@ -181,23 +195,17 @@ class Picker:
         stream: _Stream,
         call: _Call,
         body: bytes,
+        kind: extproc.Kind,
         *,
-        headers_only: bool = False,
-        end: bool = True,
+        with_work: bool = True,
     ) -> bool:
         """Decides a call and says so; False if it was turned away."""
         try:
-            outcome = await call.decide(body, with_work=not headers_only)
+            outcome = await call.decide(body, with_work=with_work)
             if isinstance(outcome, Turned):
                 await stream.write(extproc.turned_away(outcome))
                 return False
-            in_body = stream.buffered and not headers_only
-            await stream.write(
-                call.answer(outcome, "request_body" if in_body else "request_headers")
-            )
-            if not stream.buffered and not headers_only:
-                for chunk in extproc.request_chunks(body, end):
-                    await stream.write(chunk)
+            await stream.write(call.answer(outcome, kind))
         except BaseException:
             call.abandon()
             raise

@@ -75,7 +75,13 @@ class Picker(external_processor_pb2_grpc.ExternalProcessorServicer):
                 if not streamed:
                     yield ext_proc.ProcessingResponse(request_headers=ext_proc.HeadersResponse())
             elif kind == "request_body":
-                if mode == "die":
+                told = request.attributes["envoy.filters.http.ext_proc"].fields
+                for name, value in told.items():
+                    if name.startswith("request.headers['"):
+                        seen[name.split("'")[1]] = value.string_value
+                if not streamed:
+                    mode = seen.get("x-test-mode", "pick")
+                if mode in ("die", "die-early"):
                     os._exit(1)
                 pieces.append(request.request_body.body)
                 if streamed and not request.request_body.end_of_stream:
@@ -120,14 +126,12 @@ class Picker(external_processor_pb2_grpc.ExternalProcessorServicer):
     def _picked(self, seen: dict[str, str], body: bytes, streamed: bool) -> list[Any]:
         hosts = seen.get("x-test-pick", "")
         if hosts:
+            values = {headers.DESTINATION: hosts, headers.REQUEST_ID: "eco-0123456789abcdef"}
             common = ext_proc.CommonResponse(
-                header_mutation=set_headers(
-                    {headers.DESTINATION: hosts, headers.REQUEST_ID: "eco-0123456789abcdef"}
-                ),
-                clear_route_cache=True,
+                header_mutation=set_headers(values), clear_route_cache=True
             )
             inner = struct_pb2.Struct(
-                fields={headers.DESTINATION: struct_pb2.Value(string_value=hosts)}
+                fields={key: struct_pb2.Value(string_value=text) for key, text in values.items()}
             )
             metadata = struct_pb2.Struct(
                 fields={headers.METADATA_NAMESPACE: struct_pb2.Value(struct_value=inner)}
@@ -135,7 +139,8 @@ class Picker(external_processor_pb2_grpc.ExternalProcessorServicer):
         else:
             common, metadata = ext_proc.CommonResponse(), struct_pb2.Struct()
         if not streamed:
-            answer = ext_proc.BodyResponse(response=common)
+            # Its headers were not sent, so it could set none.
+            answer = ext_proc.BodyResponse()
             return [ext_proc.ProcessingResponse(request_body=answer, dynamic_metadata=metadata)]
         answers = [
             ext_proc.ProcessingResponse(

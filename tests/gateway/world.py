@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from ecoserve import gateway
+from ecoserve import gateway, headers
 from tests.gateway.workers import Worker
 
 CHAT = "/v1/chat/completions"
@@ -76,10 +76,22 @@ class World:
 
     def start_envoy(self) -> None:
         bootstrap = self.directory / "envoy.json"
-        bootstrap.write_text(gateway.dump(self.config))
+        bootstrap.write_text(self._bootstrap())
         command = gateway.command(self.config, bootstrap, threads=1)
         with (self.directory / "envoy.log").open("wb") as log:
             self.envoy = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _bootstrap(self) -> str:
+        """The gateway's own, with more headers told to a picker that is told some only."""
+        built = gateway.build(self.config)
+        (listener, *_) = built["static_resources"]["listeners"]
+        manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+        (picker,) = (f for f in manager["http_filters"] if f["name"].endswith("ext_proc"))
+        attributes = picker["typed_config"]["request_attributes"]
+        if attributes:
+            more = ("x-test-pick", "x-test-mode", "authorization", *headers.INTERNAL)
+            attributes += [f"request.headers['{name}']" for name in more]
+        return json.dumps(built)
 
     def end_picker(self) -> None:
         if self.picker is not None:

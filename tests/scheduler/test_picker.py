@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import grpc
 import pytest
@@ -339,3 +340,64 @@ async def test_trailing_messages_are_passed_on(rig) -> None:
     assert (answer.body, answer.end_of_stream) == (b"token", True)
     await stream.done_writing()
     assert await stream.read() is grpc.aio.EOF
+
+
+def whole(body: dict[str, object], **values: str) -> ext_proc.ProcessingRequest:
+    """The one message of our own gateway: the body, and some headers as attributes."""
+    told = {"request.url_path": "/v1/chat/completions"}
+    told |= {f"request.headers['{name}']": value for name, value in values.items()}
+    message = ext_proc.ProcessingRequest(
+        request_body=ext_proc.HttpBody(body=json.dumps(body).encode(), end_of_stream=True)
+    )
+    message.attributes["envoy.filters.http.ext_proc"].update(told)
+    return message
+
+
+async def test_a_body_alone_is_answered_by_metadata(rig) -> None:
+    workers = await rig.ready("a", "b")
+    # Often enough to meet every order in which the metadata may be serialised.
+    for number in range(20):
+        slo = f"{number + 1}"
+        stream = rig.gateway.open()
+        await stream.write(whole(chat(), **{headers.TTFT_SLO: slo}))
+        answer = await stream.read()
+        assert answer.WhichOneof("response") == "request_body"
+        assert not answer.request_body.HasField("response")
+        told = answer.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value.fields
+        values = {name: value.string_value for name, value in told.items()}
+        assert set(values) == set(headers.PICKED)
+        assert set(values[headers.DESTINATION].split(",")) == {w.address for w in workers}
+        assert re.fullmatch(headers.REQUEST_ID_PATTERN, values[headers.REQUEST_ID])
+        assert 0 <= float(values[headers.WAITED]) < 1
+        assert (float(values[headers.TTFT_SLO]), float(values[headers.TPOT_SLO])) == (
+            number + 1,
+            0.5,
+        )
+        assert await stream.read() is grpc.aio.EOF
+        held = {i for them in rig.reservations().values() for i in them}
+        assert values[headers.REQUEST_ID] in held
+
+
+async def test_a_body_alone_waits_and_may_be_turned_away(rig) -> None:
+    [worker] = await rig.ready("a")
+    await worker.acked(worker.busy(prefill_s=4.9))
+    stream = rig.gateway.open()
+    await stream.write(whole(chat("x" * 8000)))
+    assert (await stream.read()).HasField("override_message_timeout")
+    await worker.acked(worker.report())
+    assert (await stream.read()).HasField("dynamic_metadata")
+    stream = rig.gateway.open()
+    await stream.write(whole(chat(), **{headers.TTFT_SLO: "never"}))
+    assert (await stream.read()).immediate_response.status.code == 400
+
+
+async def test_a_client_that_sent_a_body_alone_goes_away(rig) -> None:
+    [worker] = await rig.ready("a")
+    await worker.acked(worker.busy(prefill_s=4.9))
+    stream = rig.gateway.open()
+    await stream.write(whole(chat("x" * 8000)))
+    assert (await stream.read()).HasField("override_message_timeout")
+    await stream.done_writing()
+    tickets = rig.server.store.clusters["c"].tickets
+    await until(lambda: not tickets, "the call is forgotten")
+    await rig.none_reserved()
