@@ -20,7 +20,7 @@ from ecoserve.bench.workload import Conversation, Workload, source
 from ecoserve.policy.state import SLO
 
 # Text of different runs must differ, and that of the unloaded calls from all of them.
-_FIRST_SALT = 1000
+FIRST_SALT = 1000
 # Conversations are drawn so many at a time for closed loops, which use as many as they can.
 _DRAWN = 256
 
@@ -239,4 +239,4 @@ class Bench:
     def _writer(self) -> Writer:
         assert self.found.writer is not None
         self._runs += 1
-        return replace(self.found.writer, salt=self._plan.salt + _FIRST_SALT + self._runs)
+        return replace(self.found.writer, salt=self._plan.salt + FIRST_SALT + self._runs)
