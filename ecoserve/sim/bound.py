@@ -135,4 +135,4 @@ def _best_mean(points: Sequence[tuple[float, float]]) -> float:
             high -= third
         else:
             low += third
-    return best((low + high) / 2)
+    return min(best(0.0), best((low + high) / 2), best(1.0))
