@@ -22,7 +22,6 @@ from ecoserve.policy.state import (
     Decodes,
     EngineView,
     InstanceView,
-    Phase,
     Prompt,
     StepPlan,
 )
@@ -30,6 +29,7 @@ from ecoserve.policy.use import UseMeter
 from ecoserve.sim.batch import Batch, Sequence
 from ecoserve.sim.memory import Memory
 from ecoserve.sim.records import Cluster, Options, StepRecord
+from ecoserve.sim.reports import Pending, Report, Reports, together
 
 USE_EVERY = 0.5
 LIMIT_EVERY = 1.0
@@ -84,58 +84,6 @@ class _Step:
     whole: list[Sequence]
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Sums over prompts that wait."""
-
-    count: int = 0
-    tokens: int = 0
-    pairs: float = 0.0
-    expected: int = 0
-
-    def add(self, sequence: Sequence, sign: int) -> None:
-        left = sequence.prompt + sequence.generated - sequence.computed
-        self.count += sign
-        self.tokens += sign * left
-        self.pairs += sign * left * (sequence.computed + left / 2)
-        self.expected += sign * max(sequence.expected - sequence.generated, 0)
-
-    def seconds(self, latency: LatencyModel) -> float:
-        return (
-            latency.prefill_fixed * self.count
-            + latency.prefill_token * self.tokens
-            + latency.prefill_pair * self.pairs
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Routed:
-    """What was ever sent to an instance: seconds of prefill, tokens of KV, sequences."""
-
-    seconds: float
-    kv: int
-    count: int
-
-
-@dataclass(slots=True)
-class _Report:
-    """The state before a step, as the worker sends it, with what was routed until then."""
-
-    at: float
-    phase: Phase
-    switched_at: float
-    backlog: float
-    recent: float
-    decodes: Decodes
-    settled_slack: float
-    free_kv: int
-    room: int
-    latency: LatencyModel
-    routed: _Routed
-    estimate: float = 0.0
-    prefills: bool = False
-
-
 class Instance:
     """One engine. The event loop is given as ``at(time, action)``, which calls ``action()`` then,
     and ``clock``."""
@@ -180,12 +128,11 @@ class Instance:
         self._incoming: list[list[Sequence]] = [[] for _ in range(self.stages)]
         self._stage_free = [0.0] * self.stages
         self._turn = 0
-        self._waiting = _Waiting()
-        self._recent = _Waiting()  # those that came after the last phase switch
+        self._waiting = Pending()
+        self._recent = Pending()  # those that came after the last phase switch
         self._meter = UseMeter(0.0)
         self._use_at = self._limit_at = 0.0
-        self._routed = _Routed(0.0, 0, 0)
-        self._reports: list[_Report] = []
+        self.reports = Reports(name, options.report_delay)
         self._report(NO_DECODES, 0.0)
 
     def start(self, front: Front, ended: Callable[[Sequence], None]) -> None:
@@ -214,12 +161,8 @@ class Instance:
         sequence.computed = self.memory.hit(sequence)
         self._enqueue(sequence, len(self.queue))
         left = sequence.prompt - sequence.computed
-        routed = self._routed
-        self._routed = _Routed(
-            routed.seconds + self.slots.prefill(left, sequence.computed),
-            routed.kv + left + sequence.expected,
-            routed.count + 1,
-        )
+        seconds = self.slots.prefill(left, sequence.computed)
+        self.reports.routed(seconds, left + sequence.expected)
         self.poll()
 
     def reserve(self, sequence: Sequence) -> bool:
@@ -304,7 +247,7 @@ class Instance:
         if self.tracker.advance(plan, now):
             for one in self._batches:
                 one.settle_all()
-            self._recent = _Waiting()
+            self._recent = Pending()
         self._run(turn, batch, plan, decodes, now)
         return True
 
@@ -485,7 +428,8 @@ class Instance:
         )
         if now - self._limit_at >= LIMIT_EVERY:
             self._limit_at = now
-            self.limit = next_limit(self.limit, self.use, max(1, most // 4), most)
+            low = max(1, most // 4)
+            self.limit = next_limit(self.limit, self.use, low, most, running=self.active)
 
     # --- reports
 
@@ -507,11 +451,11 @@ class Instance:
             decode_context=model.decode_context / p,
         )
 
-    def _report(self, decodes: Decodes, now: float) -> _Report:
+    def _report(self, decodes: Decodes, now: float) -> Report:
         model = self.slots
         batches = self._batches
         if self.stages > 1:
-            decodes = _together([batch.decodes(now) for batch in batches])
+            decodes = together([batch.decodes(now) for batch in batches])
         settled, slack = 0, 0.0
         missing = 0
         for batch in batches:
@@ -524,7 +468,7 @@ class Instance:
         if self._prompts and self._prompts[0].begun:
             demand -= self._prompts[0].tokens  # their blocks are taken
         free = self.memory.available * self.memory.block
-        report = _Report(
+        report = Report(
             now,
             self.tracker.phase,
             self.tracker.switched_at,
@@ -534,70 +478,12 @@ class Instance:
             slack / settled if settled else math.inf,
             free - demand,
             self.limit - waiting.count - decodes.count,
+            self.use,
             model,
-            self._routed,
         )
-        reports = self._reports
-        known = now - self._options.report_delay
-        # What is older than the newest that is known by now is never looked at again.
-        while len(reports) > 1 and reports[1].at <= known:
-            del reports[0]
-        if reports and report.at <= known:
-            reports[0] = report
-        else:
-            reports.append(report)
+        self.reports.file(report)
         return report
 
     def view(self) -> InstanceView:
-        """The instance as routing sees it: the newest report that has come, aged, with what was
-        routed since."""
-        now = self._clock()
-        reports = self._reports
-        while len(reports) > 1 and reports[1].at <= now - self._options.report_delay:
-            del reports[0]
-        report = reports[0]
-        age = now - report.at
-        left = report.estimate - age if age < report.estimate else 0.0
-        backlog = report.backlog
-        if report.prefills:
-            backlog -= min(report.estimate - left, backlog)
-        was, routed = report.routed, self._routed
-        seconds = routed.seconds - was.seconds
-        recent = min(report.recent, backlog)
-        decodes = report.decodes
-        if decodes.count:
-            decodes = Decodes(
-                decodes.count,
-                decodes.context,
-                decodes.least_slack - age,
-                decodes.mean_slack - age,
-                decodes.tpot,
-            )
-        return InstanceView(
-            self.name,
-            report.phase,
-            now - report.switched_at,
-            backlog + seconds,
-            recent + seconds,
-            decodes,
-            report.settled_slack - age,
-            left,
-            report.free_kv - (routed.kv - was.kv),
-            report.room - (routed.count - was.count),
-            self.use,
-            report.latency,
-        )
-
-
-def _together(parts: list[Decodes]) -> Decodes:
-    some = [part for part in parts if part.count]
-    if not some:
-        return NO_DECODES
-    count = sum(part.count for part in some)
-    return Decodes(
-        count,
-        sum(part.context for part in some),
-        min(part.least_slack for part in some),
-        sum(part.mean_slack * part.count for part in some) / count,
-        min(part.tpot for part in some),
-    )
+        """The instance as routing sees it."""
+        return self.reports.view(self._clock())
