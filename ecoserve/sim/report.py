@@ -128,7 +128,7 @@ def dollars(value: float | None) -> str:
 def summary_table(rows: Sequence[tuple[str, Summary, dict[str, Any]]], title: str) -> Table:
     """A run a column: name, summary, and what else is to be shown of it."""
     table = Table(title=title, title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name, _, _ in rows:
         table.add_column(name, justify="right")
     lines: dict[str, list[str]] = {}
@@ -137,19 +137,17 @@ def summary_table(rows: Sequence[tuple[str, Summary, dict[str, Any]]], title: st
             "requests measured": str(s.requests),
             "within both SLOs": f"{s.attainment:.1%}",
             "  as published": f"{s.attainment_as_published:.1%}",
-            "within TTFT": f"{s.ttft_attainment:.1%}",
-            "within TPOT": f"{s.tpot_attainment:.1%}",
-            **{f"TTFT P{p}": f"{v:.3f} s" for p, v in s.ttft.items()},
-            **{
-                f"  with switch wait P{p}": f"{v:.3f} s" for p, v in s.ttft_with_switch_wait.items()
-            },
-            **{f"TPOT P{p}": f"{1000 * v:.1f} ms" for p, v in s.tpot.items()},
+            "within TTFT SLO": f"{s.ttft_attainment:.1%}",
+            "within TPOT SLO": f"{s.tpot_attainment:.1%}",
+            **{f"TTFT P{p}, s": f"{v:.3f}" for p, v in s.ttft.items()},
+            **{f"TTFT and switch P{p}, s": f"{v:.3f}" for p, v in s.ttft_with_switch_wait.items()},
+            **{f"TPOT P{p}, ms": f"{1000 * v:.1f}" for p, v in s.tpot.items()},
             "ended": f"{s.ended:.1%}",
             "late": f"{s.late:.1%}",
             "shed": f"{s.shed:.1%}",
             "preemptions": str(s.preemptions),
-            "throughput": f"{s.throughput:.3g} requests/s",
-            "output": f"{s.output_tokens:.0f} tokens/s",
+            "requests/s": f"{s.throughput:.3g}",
+            "output tokens/s": f"{s.output_tokens:.0f}",
             "queue stable": "yes" if s.stable else "no",
             **{name: str(value) for name, value in more.items()},
         }

@@ -37,14 +37,20 @@ QUICK = {"requests": 1500, "min_seconds": 90, "warmup": 60, "resolution": 0.03, 
 
 
 def experiments(
-    *, searched: bool = False, quick: bool = False, mixing: float = 0.0, price: float | None = None
+    *,
+    searched: bool = False,
+    quick: bool = False,
+    published: bool = True,
+    mixing: float = 0.0,
+    price: float | None = None,
 ) -> tuple[Experiment, Experiment]:
-    """The table's experiment and the scaling's."""
+    """The table's experiment and the scaling's; ``published`` as in ``matrix.experiments``."""
     names = SEARCHED if searched else SYSTEMS
     common = {
         "gpu": "L20",
         "percentile": 90,
         "mixing": mixing,
+        "published": published,
         "price": price,
         "systems": [{"system": system, "label": name} for name, system in names.items()],
         **(QUICK if quick else {"seeds": [11, 12]}),
@@ -81,6 +87,7 @@ def main_table(pairs: Pairs, model: str, title: str) -> Table:
         (cell.system.name, cell.data): row for cell, row in pairs if cell.model == model
     }
     ours = rate(rows.get(("EcoServe", "sharegpt")))
+    ttft = "ttft_with_switch_wait" if pairs[0][0].published else "ttft"
     for name in SYSTEMS:
         row = rows.get((name, "sharegpt"))
         found = rate(row)
@@ -92,7 +99,7 @@ def main_table(pairs: Pairs, model: str, title: str) -> Table:
             _interval(row),
             f"{ours / found:.2f}" if ours and found else "–",
             f"{figures['share']:.2f}" if found else "–",
-            _pair(figures.get("ttft"), 1, 2),
+            _pair(figures.get(ttft), 1, 2),
             _pair(figures.get("tpot"), 1000, 0),
             dollars(figures.get("cost")),
             *(_interval(rows.get((name, data))) for data in others),
