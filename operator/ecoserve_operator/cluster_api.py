@@ -214,7 +214,10 @@ async def configured() -> client.Configuration:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     else:
         await config.load_kube_config(  # type: ignore[no-untyped-call]
-            client_configuration=configuration, persist_config=False
+            # Said here: the library reads the variable once only, when it is imported.
+            config_file=os.environ.get("KUBECONFIG"),
+            client_configuration=configuration,
+            persist_config=False,
         )
     # The controller retries by planning anew.
     configuration.retries = None

@@ -51,7 +51,7 @@ def sizes(spec: EcoServeClusterSpec) -> tuple[int, int]:
 def roster(cluster: EcoServeCluster) -> Roster | None:
     """What was decided, as the status keeps it; None if nothing ever was."""
     status = cluster.status
-    if not status.next_index and not status.groups:
+    if "next_index" not in status.model_fields_set:
         return None
     return Roster(
         status.next_index,
