@@ -116,7 +116,7 @@ async def _session(
                     max_num_seqs=256,
                     max_model_len=131072,
                     step_budget=2048,
-                    kv_tokens=100_000_000,
+                    kv_tokens=2_000_000,
                     block_tokens=16,
                 ),
                 latency=session_pb2.Latency(
@@ -146,7 +146,7 @@ async def _session(
             outgoing.put_nowait(
                 session_pb2.WorkerMessage(
                     report=session_pb2.Report(
-                        number=count, phase="prefill", kv_free_tokens=100_000_000, batch_limit=256,
+                        number=count, phase="prefill", kv_free_tokens=2_000_000, batch_limit=256,
                         running=running, finished=finished, use=0.5,
                         step=session_pb2.Step(kind="decode", estimated_s=5e-3, elapsed_s=1e-3),
                     )

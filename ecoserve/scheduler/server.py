@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import uvicorn
@@ -41,6 +42,20 @@ class _Http(uvicorn.Server):
         yield
 
 
+class _Named:
+    """Takes services for a server so that their methods are found by name as calls come.
+
+    The generated code would also register each method, and grpc.aio's server then waits for a call
+    of each anew at every call, which costs more than all that a pick does.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, methods: object) -> None:
+        """Left undone."""
+
+
 class Server:
     """The whole scheduler. ``start`` raises ``CannotListen``; ``stop`` is clean and idempotent."""
 
@@ -73,17 +88,18 @@ class Server:
             ]
         )
         sessions = SessionService(self.store, warm_s=self._warm_s)
+        named: Any = _Named(server)
         session_pb2_grpc.add_SessionServicer_to_server(  # type: ignore[no-untyped-call]
-            sessions, server
+            sessions, named
         )
         admin_pb2_grpc.add_AdminServicer_to_server(  # type: ignore[no-untyped-call]
-            AdminService(self.store, sessions), server
+            AdminService(self.store, sessions), named
         )
-        server.add_generic_rpc_handlers((Picker(self.store).handler(),))
         eds_pb2_grpc.add_EndpointDiscoveryServiceServicer_to_server(
-            EndpointService(self.store), server
+            EndpointService(self.store), named
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, named)
+        server.add_generic_rpc_handlers((Picker(self.store).handler(),))
         try:
             # gRPC's own words for a port in use are many; so the port is tried before.
             _bind(self._grpc_address, "gRPC").close()
