@@ -18,6 +18,7 @@ Attainment below 1 lets a system pass a bound: what it gives up costs nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -67,34 +68,56 @@ def fluid_bound(
     means = _means(arrivals)
     cost, stages = cluster.cost, cluster.cost.stages
 
-    def stage(tokens: float, batch: float) -> float:
+    def step(tokens: float, batch: int) -> float:
         pairs = tokens * means.pairs / means.prompt
-        return cost.step(round(tokens), pairs, round(batch), round(batch * means.context))
+        return cost.step(round(tokens), pairs, batch, round(batch * means.context))
+
+    def stage(tokens: float, batch: float) -> float:
+        # A mean batch need not be whole: an instance has now one decode more, now one less.
+        low = math.floor(batch)
+        part = batch - low
+        seconds = step(tokens, low)
+        return (1 - part) * seconds + part * step(tokens, low + 1) if part else seconds
 
     prefill = max(chunk / stage(chunk, 0) for chunk in _CHUNKS[1:])
     if not means.steps:
         rate = cluster.instances * prefill / means.prompt
         return Bound(rate, rate, rate)
-    most = int(min(options.max_num_seqs, cost.kv_tokens / means.context))
-    mixed = separate = 0.0
-    for batch in range(1, max(most, 1) + 1):
-        alone = stage(0, batch)
-        if stages * alone > slo.tpot:
-            break
-        tokens = batch * means.prompt / means.steps
-        seconds = stage(tokens, batch)
-        if batch * stages <= most and stages * seconds <= slo.tpot:
-            mixed = max(mixed, batch / seconds / means.steps)
-        for groups in range(1, min(stages, most // batch) + 1):
-            prompts = groups * tokens / prefill
-            seconds = max(groups * alone + prompts, stages * alone)
-            if seconds <= slo.tpot:
-                separate = max(separate, groups * batch / seconds / means.steps)
-    batches = range(1, max(most // stages, 1) + 1)
-    points = [(0.0, prefill), *_points(stage, batches, slo.tpot / stages)]
+    if stages * step(0, 1) > slo.tpot:
+        return Bound(0.0, 0.0, 0.0)
+    most = min(options.max_num_seqs, cost.kv_tokens / means.context)
+    each = means.prompt / means.steps  # prompt tokens that come with a decode step
+    mixed = _best(lambda d: stage(d * each, d), slo.tpot / stages, most / stages)
+    separate = 0.0
+    for groups in range(1, stages + 1):
+
+        def round_of(batch: float, groups: int = groups) -> float:
+            alone = stage(0, batch)
+            return max(groups * (alone + batch * each / prefill), stages * alone)
+
+        separate = max(separate, groups * _best(round_of, slo.tpot, most / groups))
+    points = [(0.0, prefill), *_points(stage, most / stages, slo.tpot / stages)]
     best = _best_mean([(d / means.steps, p / means.prompt) for d, p in points])
+    mixed, separate = mixed / means.steps, separate / means.steps
     n = cluster.instances
     return Bound(n * mixed, n * separate, n * max(best, mixed, separate))
+
+
+def _best(seconds: Callable[[float], float], limit: float, most: float) -> float:
+    """The highest batch / seconds(batch) for batches up to ``most`` that take ``limit`` at most."""
+    edge = _last(lambda batch: seconds(batch) <= limit, most)
+    return max((d / seconds(d) for d in (edge * i / 32 for i in range(1, 33)) if d), default=0.0)
+
+
+def _last(fine: Callable[[float], bool], most: float) -> float:
+    """Up to where something is fine, of which less is better."""
+    if fine(most):
+        return most
+    low, high = 0.0, most
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fine(middle) else (low, middle)
+    return low
 
 
 def _means(arrivals: Sequence[Arrival]) -> _Means:
@@ -110,15 +133,19 @@ def _means(arrivals: Sequence[Arrival]) -> _Means:
 
 
 def _points(
-    stage: Callable[[float, float], float], batches: Sequence[int], longest: float
+    stage: Callable[[float, float], float], most: float, longest: float
 ) -> Iterable[tuple[float, float]]:
     """Decode steps and prompt tokens a second of an instance that repeats one kind of step."""
-    every = max(len(batches) // 64, 1)
-    for batch in {*batches[::every], batches[-1]}:
-        for chunk in _CHUNKS:
+    whole = _last(lambda batch: stage(0, batch) <= longest, most)
+    for i in range(1, 65):
+        batch = whole * i / 64
+
+        def fine(chunk: float, batch: float = batch) -> bool:
+            return stage(chunk, batch) <= longest
+
+        edge = _last(fine, _CHUNKS[-1])
+        for chunk in (*(c for c in _CHUNKS if c < edge), edge):
             seconds = stage(chunk, batch)
-            if seconds > longest:
-                break
             yield batch / seconds, chunk / seconds
 
 

@@ -202,8 +202,7 @@ def test_the_bound_worked_out_by_hand() -> None:
     assert bound.mixed == HERE(2 * 45 / 0.1 / 10)
     # Prefill alone at its best: 16,384 tokens in 10 ms + 1.6384 s.
     each = 10 * (0.01 + 1.6384) / 16384
-    most = math.floor(0.09 / (0.001 + each))
-    assert bound.separate == HERE(2 * most / (0.01 + most * (0.001 + each)) / 10)
+    assert bound.separate == HERE(2 * 0.09 / (0.001 + each) / 0.1 / 10)
     # An instance for decode alone, D = 90, does 90 a second, one for prefill 99.
     split = 2 / (10 * 0.1 / 90 + 100 * (0.01 + 1.6384) / 16384)
     assert bound.any == pytest.approx(split, rel=1e-3)
@@ -212,7 +211,7 @@ def test_the_bound_worked_out_by_hand() -> None:
 
 def test_the_bound_by_memory() -> None:
     """Contexts of 105.5 on average: room for ten decodes."""
-    bound = fluid_bound(Cluster(Plain(kv_tokens=1060), 1), [Arrival(0.0, 100, 11)], PROMISE)
+    bound = fluid_bound(Cluster(Plain(kv_tokens=1055), 1), [Arrival(0.0, 100, 11)], PROMISE)
     assert bound.mixed == HERE(10 / 0.03 / 10)
 
 
