@@ -6,7 +6,7 @@ mixed                   = (1 + p) (decode + prefill - a)
 
 b is linear layers, k attention pairs, d weights and launch overhead, e and f the batch's share and
 KV reading. A mixed step pays the fixed cost once; p, the mixed-batch penalty, is what mixing costs
-beyond that ideal on the engine at hand. Separate steps are cheaper where p eats up the saving of a.
+beyond that ideal on the engine at hand.
 The form follows DistServe's estimator (a quadratic in prompt length; batch and context for decode);
 a straight line in n misses by a quarter on CPUs.
 """
@@ -65,13 +65,6 @@ class LatencyModel:
             return self.prefill(tokens, prompt_context)
         together = self.decode(batch, context) + self.prefill_work(tokens, prompt_context)
         return (1 + self.mixing) * together
-
-    def mixing_is_cheaper(
-        self, batch: int, context: int, tokens: int, prompt_context: int = 0
-    ) -> bool:
-        """Whether one mixed step beats a prefill step and a decode step for the same tokens."""
-        separate = self.prefill(tokens, prompt_context) + self.decode(batch, context)
-        return self.mixed(batch, context, tokens, prompt_context) < separate
 
     def prefill_tokens_within(self, seconds: float, context: int = 0) -> int:
         """The longest chunk after ``context`` whose prefill step keeps within ``seconds``."""
@@ -206,13 +199,18 @@ class LatencyFit:
         ratios = [s.seconds / self.predict(s) for s in mixed]
         mixing = float(np.median(ratios)) - 1 if ratios else self.model.mixing
         self.model = replace(fitted, mixing=min(max(mixing, -0.9), 9.0))
-        misses = [
-            abs(s.seconds / max(self.predict(s), 1e-9) - 1)
-            for samples in self._samples.values()
-            for s in samples
-        ]
-        # The median is not moved by hiccups; 1.48 makes it a sigma of a normal distribution.
-        return replace(self.model, error=min(1.48 * float(np.median(misses)), 1.0))
+        return replace(self.model, error=min(self._error(), 1.0))
+
+    def _error(self) -> float:
+        """The relative error (one sigma) of the kind of step that is predicted worst: pooled, the
+        many decode steps would hide what the few mixed ones miss by."""
+        worst = 0.0
+        for samples in self._samples.values():
+            if samples:
+                misses = [abs(s.seconds / max(self.predict(s), 1e-9) - 1) for s in samples]
+                # The median is not moved by hiccups; 1.48 makes it a normal distribution's sigma.
+                worst = max(worst, 1.48 * float(np.median(misses)))
+        return worst
 
 
 def _nonnegative(

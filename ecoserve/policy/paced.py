@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ecoserve.policy.admission import sustained
 from ecoserve.policy.base import Verdict
-from ecoserve.policy.phases import forced, tokens_for_work
+from ecoserve.policy.phases import forced, next_step_seconds, tokens_for_work
 from ecoserve.policy.routing import soonest
 from ecoserve.policy.settings import at_least
 from ecoserve.policy.state import EngineView, InstanceView, MacroView, Request, StepPlan
@@ -21,8 +21,9 @@ class Paced:
 
     A mixed step may last as long as that slack, less ``guard`` seconds and the model's error, and
     no longer than the TPOT SLO. Whether to mix at all is decided step by step by the latency model,
-    whose mixed-batch penalty is measured on the engine at hand; where separate steps are cheaper
-    the prefill windows of `window` are used. Chunks below ``chunk`` tokens are not worth a mix.
+    whose mixed-batch penalty is measured on the engine at hand, and by what waits; where separate
+    steps are cheaper the prefill windows of `window` are used. Chunks below ``chunk`` tokens are
+    not worth a mix.
     """
 
     guard: float = 0.005
@@ -47,12 +48,28 @@ class Paced:
         cost = latency.decode(decodes.count, decodes.context)
         head = view.waiting[0]
         time = min(decodes.least_slack - self.guard, decodes.tpot) / (1 + latency.error)
-        tokens = tokens_for_work(view, time / (1 + latency.mixing) - cost)
-        if tokens >= min(self.chunk, head.tokens) and latency.mixing_is_cheaper(
-            decodes.count, decodes.context, tokens, head.context
-        ):
+        work = time / (1 + latency.mixing) - cost
+        tokens = tokens_for_work(view, work)
+        if tokens >= min(self.chunk, head.tokens) and self._mixing_is_cheaper(view, work, cost):
             return StepPlan("mixed", tokens, f"mixed, {tokens} prompt tokens in {time:.3f} s")
         return self._window.step(view)
+
+    def _mixing_is_cheaper(self, view: EngineView, work: float, cost: float) -> bool:
+        """Whether ``work`` seconds of prompts cost less beside a decode step of ``cost`` than in
+        the prefill step that would hold as much as waits now.
+
+        Mixed, they take (1 + p)(cost + work) - cost. Separate, they take their work and their share
+        of that step's fixed cost: all of it if nothing else waits, little if much does. So the
+        same penalty may be worth paying for one prompt and not for a queue.
+        """
+        latency = view.latency
+        step = next_step_seconds(view, view.step_budget) - latency.prefill_fixed
+        window = min(step, self.longest)
+        if window <= 0:
+            return True
+        work = min(work, window)
+        mixed = (1 + latency.mixing) * (cost + work) - cost
+        return mixed < work + latency.prefill_fixed * work / window
 
     def check(self, request: Request, instance: InstanceView, now: float) -> Verdict:
         """TTFT at the pace that the decodes leave, decode pace, KV memory."""

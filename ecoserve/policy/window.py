@@ -16,7 +16,7 @@ from ecoserve.policy.phases import (
     tokens_within,
     waiting_seconds,
 )
-from ecoserve.policy.routing import by_held_prefix, rolling
+from ecoserve.policy.routing import soonest
 from ecoserve.policy.settings import at_least
 from ecoserve.policy.state import EngineView, InstanceView, MacroView, Request, StepPlan
 
@@ -79,5 +79,6 @@ class Window:
         return sustained(request, instance, now, self.worth)
 
     def order(self, request: Request, view: MacroView) -> Iterable[InstanceView]:
-        """Held prefix, then last-used, next, lightest (F7)."""
-        return by_held_prefix(request, rolling(view))
+        """Where its prefill would end soonest: an instance whose windows are planned has no use for
+        prompts gathered on it, and gathering costs them their TTFT."""
+        return soonest(request, view.instances)

@@ -118,6 +118,17 @@ def test_a_hiccup_is_left_out_and_a_lasting_change_is_followed() -> None:
     assert fit.model.decode(8, 4000) == pytest.approx(6 * CPU.decode(8, 4000), rel=0.1)
 
 
+def test_the_error_is_that_of_the_steps_that_are_predicted_worst() -> None:
+    """Decode steps are many and even; mixed ones few and, with a GPU's tiles, off by some
+    percent."""
+    fit = LatencyFit(CPU)
+    for i in range(320):
+        for kind, noise in (("decode", 0.0), *([("mixed", 0.1)] if i % 8 == 0 else [])):
+            for s in samples(CPU, kind, 1, seed=i, noise=noise):
+                fit.observe(s)
+    assert 0.05 < fit.model.error < 0.2
+
+
 @given(
     st.lists(
         st.tuples(

@@ -72,6 +72,17 @@ def test_paced_mixes_while_that_is_cheaper_and_not_when_it_is_dear() -> None:
     assert "mixed" not in dear.kinds
 
 
+def test_paced_pays_a_penalty_for_one_prompt_and_not_for_a_queue() -> None:
+    """At a penalty of 20 %, a prompt alone would have to pay a whole step's fixed cost; twenty
+    share it."""
+    here = view(latency=replace(GPU, mixing=0.2), decodes=Decodes(8, 4000, 1.0, 1.0, 0.1))
+    policy = make("paced")
+    assert policy.step(replace(here, waiting=[prompt(100)])).kind == "mixed"
+    assert policy.step(replace(here, waiting=[prompt(100)] * 20)).kind == "prefill"
+    free = replace(here, latency=GPU, waiting=[prompt(100)] * 20)
+    assert policy.step(free).kind == "mixed"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(POLICIES)),

@@ -61,6 +61,15 @@ def test_an_idle_window_is_forgotten() -> None:
     assert meter.busy(30.0) == 0
 
 
+def test_a_limit_that_is_reached_grows_however_low_use_is() -> None:
+    """Short prompts: at the lowest limit use never gets above its threshold."""
+    limit = 64
+    for _ in range(10):
+        limit = next_limit(limit, 0.45, 64, 256, running=limit)
+    assert limit == 256
+    assert next_limit(100, 0.45, 64, 256, running=99) == 90
+
+
 @given(st.integers(1, 256), st.floats(0, 3), st.integers(1, 16), st.integers(16, 256))
 def test_the_batch_limit_moves_by_the_rule_and_within_its_bounds(
     limit: int, use: float, low: int, high: int

@@ -154,5 +154,8 @@ def test_phase_switches_are_told_with_their_reason(instance: Instance, channel: 
 
 def test_the_batch_limit_moves_within_bounds_and_once_a_second(instance: Instance) -> None:
     for step in range(1, 200):
-        instance.measure(step * 0.05)
+        instance.measure(step * 0.05, running=0)
     assert instance.batch_limit == 2  # a quarter of the engine's own
+    for step in range(200, 400):
+        instance.measure(step * 0.05, running=instance.batch_limit)
+    assert instance.batch_limit == 8  # what is full is not made smaller

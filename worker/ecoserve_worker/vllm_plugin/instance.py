@@ -301,8 +301,9 @@ class Instance:
         sequence.cached = tokens
         self._cached_tokens += tokens
 
-    def measure(self, now: float) -> None:
-        """Brings use and the dynamic batch size up to date, where it is time."""
+    def measure(self, now: float, running: int) -> None:
+        """Brings use and the dynamic batch size up to date, where it is time, with so many
+        sequences running."""
         if now - self._use_at < _USE_INTERVAL:
             return
         self._use_at = now
@@ -321,7 +322,9 @@ class Instance:
         # Low use comes from few requests, not from too large a batch, so the limit stays where a
         # burst does not find an engine that takes one request at a time.
         low = max(1, self._max_batch // 4)
-        self.batch_limit = next_limit(self.batch_limit, self.use, low, self._max_batch)
+        self.batch_limit = next_limit(
+            self.batch_limit, self.use, low, self._max_batch, running=running
+        )
 
     # --- reports
 

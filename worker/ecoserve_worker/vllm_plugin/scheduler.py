@@ -90,7 +90,7 @@ class _Mixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc]
         if eco.calibrating or self._pause_state == PauseState.PAUSED_ALL:
             return self._eco_stock_step(throttle_prefills)
         now = time.monotonic()
-        eco.measure(now)
+        eco.measure(now, len(self.running))
         decoding: list[Request] = []
         begun: dict[str, Request] = {}
         prompts: list[Prompt] = []
