@@ -126,6 +126,9 @@ def scheduler(config: GatewayConfig) -> Config:
         # Each waiting call holds a stream.
         "circuit_breakers": _unlimited(),
         "typed_extension_protocol_options": _protocol(
+            # A connection that leads to somebody else, because the address has changed hands, may
+            # be well and of no use. Calls that wait on it are not cut.
+            common_http_protocol_options={"max_connection_duration": "60s"},
             explicit_http_config={
                 "http2_protocol_options": {
                     "max_concurrent_streams": 100_000,

@@ -417,6 +417,17 @@ def test_peers() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("replicas", "unavailable", "stay"), [(5, 1, 4), (5, 2, 3), (1, 1, 0), (0, 1, 0), (99, 1, 7)]
+)
+def test_the_budget_follows_the_size(replicas: int, unavailable: int, stay: int) -> None:
+    spec = {"minReplicas": 0, "maxReplicas": 8, "replicas": replicas}
+    made = objects({**spec, "disruption": {"maxUnavailable": unavailable}})
+    budget = made["PodDisruptionBudget/demo-worker"]["spec"]
+    assert budget["minAvailable"] == stay
+    assert "maxUnavailable" not in budget
+
+
 def test_what_is_switched_off_is_not_made() -> None:
     assert sorted(objects("bare")) == [
         "PodDisruptionBudget/demo-worker",

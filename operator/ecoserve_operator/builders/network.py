@@ -39,13 +39,18 @@ def objects(cluster: EcoServeCluster) -> list[Json]:
 
 
 def budget(cluster: EcoServeCluster) -> Json:
-    """The PodDisruptionBudget of the workers."""
+    """The PodDisruptionBudget of the workers.
+
+    It says how many have to stay: for how many may go, Kubernetes would have to know how many there
+    should be, which it asks a Pod's owner's /scale for, and a MacroInstance has none.
+    """
+    spec = cluster.spec
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": common.metadata(cluster, f"{cluster.metadata.name}-{WORKER}", WORKER),
         "spec": {
-            "maxUnavailable": cluster.spec.disruption.max_unavailable,
+            "minAvailable": max(0, spec.desired - spec.disruption.max_unavailable),
             "selector": {"matchLabels": common.selector(cluster, WORKER)},
             # One that is not ready serves nobody.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
