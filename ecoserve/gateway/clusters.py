@@ -137,7 +137,7 @@ def scheduler(config: GatewayConfig) -> Config:
                     # The scheduler must allow a ping every two seconds.
                     "connection_keepalive": {"interval": "2s", "timeout": "5s"},
                 }
-            }
+            },
         ),
         "upstream_connection_options": _TCP_KEEPALIVE,
     }
