@@ -364,7 +364,8 @@ class Autoscaling(Object):
     )
 
     enabled: bool = False
-    """Whether the operator sets spec.replicas. Off for kubectl scale or an HPA."""
+    """Whether the operator sets spec.replicas. Off for kubectl scale or an HPA. This version does
+    not act on it."""
     dry_run: bool = False
     """Decide and tell in the status, but do not scale."""
     strategy: Literal["Threshold", "Predictive"] = "Threshold"
@@ -389,7 +390,8 @@ class ColdTier(Object):
     """Finished prefixes in host memory, compressed."""
 
     enabled: bool = False
-    """Whether blocks that device memory evicts are kept in host memory."""
+    """Whether blocks that device memory evicts are kept in host memory. This version does not act
+    on it."""
     capacity: Quantity = "16Gi"
     """Host memory of each instance for cold blocks; add it to the memory that workers request."""
     codec: Literal["Lossless", "Int8", "Compact"] = "Compact"
@@ -546,8 +548,9 @@ class MTLS(Object):
                 ]
             }
         ),
-    ] = True
-    """Encrypt and authenticate both ways. Immutable."""
+    ] = False
+    """Encrypt and authenticate both ways. Immutable. This version does not act on it: traffic
+    within the cluster is plain, and NetworkPolicies are what keeps others out."""
     gateway_secret: ObjectName | None = None
     """Secret of type kubernetes.io/tls with ca.crt for the gateway. Unset: issued by the
     operator."""
