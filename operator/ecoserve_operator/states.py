@@ -54,7 +54,7 @@ class Pod:
 
     ``accepted`` is its readiness gate: None: never accepted by the scheduler; False: closed again,
     for it drains. ``no_room_since`` is since when no node has room for it, ``leaving_since`` when
-    it was marked to be retired.
+    it was marked to be retired. ``trouble`` is what Kubernetes says that keeps it from running.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Pod:
     no_room_since: float | None = None
     leaving_since: float | None = None
     leaving_reason: Reason = "ScaleIn"
+    trouble: str = ""
 
     @property
     def leaving(self) -> bool:

@@ -142,14 +142,24 @@ def _degraded(view: View, done: Plan | None, problems: list[Problem]) -> Conditi
         if done is not None and done.waits:
             why += f"; {done.waits}"
         problems.append(Problem("SchedulerUnavailable", f"scheduler: {why}"))
-    homeless = [pod.name for pod in view.alive if not pod.ready and pod.no_room_since is not None]
-    if homeless:
-        message = f"no node has room for {', '.join(homeless)}"
-        problems.append(Problem("Unschedulable", message))
+    problems += _troubles(view)
     if not problems:
         return Condition("Degraded", "False", "NoProblem")
     message = "; ".join(problem.message for problem in problems)
     return Condition("Degraded", "True", problems[0].reason, message)
+
+
+def _troubles(view: View) -> list[Problem]:
+    """What keeps instances from running, once for all that have the same."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for pod in view.alive:
+        if pod.trouble and not pod.ready:
+            reason = "InstanceFails" if pod.no_room_since is None else "Unschedulable"
+            found.setdefault((reason, pod.trouble), []).append(pod.name)
+    return [
+        Problem(reason, f"{', '.join(names)}: {trouble}")
+        for (reason, trouble), names in found.items()
+    ]
 
 
 def _bounds(view: View) -> Condition:

@@ -103,6 +103,7 @@ def pod(item: Json) -> Pod | None:
         no_room_since=seconds(scheduled.get("lastTransitionTime")) or created if no_room else None,
         leaving_since=seconds(notes.get(LEAVING_SINCE)),
         leaving_reason=reason,
+        trouble=_trouble(scheduled, status),
     )
 
 
@@ -111,6 +112,25 @@ def _owner(metadata: Json) -> str | None:
         if reference.get("controller"):
             return str(reference["uid"])
     return None
+
+
+def _trouble(scheduled: Json, status: Json) -> str:
+    """Why a Pod does not run, as Kubernetes has it, in words that do not change all the time."""
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("message") or scheduled.get("reason", ""))
+    for container in (
+        *status.get("initContainerStatuses", ()),
+        *status.get("containerStatuses", ()),
+    ):
+        waiting = container.get("state", {}).get("waiting", {})
+        reason = waiting.get("reason", "")
+        if reason == "CrashLoopBackOff":
+            last = container.get("lastState", {}).get("terminated", {})
+            how = f"{last.get('reason', 'it ended')}, exit code {last.get('exitCode', 'unknown')}"
+            return f"{reason}: container {container['name']}: {how}"
+        if reason not in ("", "ContainerCreating", "PodInitializing"):
+            return f"{reason}: {waiting.get('message', container['name'])}"
+    return ""
 
 
 def _runs(status: Mapping[str, list[Json]]) -> bool:

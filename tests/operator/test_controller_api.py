@@ -49,12 +49,13 @@ class Operator:
 
         async def connect(guard: Callable[[], None]) -> ClusterApi:
             # The lease is written through the first connection, all else through the second.
-            if self.mortal is None:
-                self.mortal = Mortal(configuration, last=None, guard=guard)
-                return self.mortal
+            if not made:
+                made.append(Mortal(configuration, last=None, guard=guard))
+                return made[0]
             self.mortal = Mortal(configuration, last=last, guard=guard)
             return self.mortal
 
+        made: list[ClusterApi] = []
         self.mortal = None
         options = Options(
             identity="test",
@@ -398,6 +399,26 @@ async def test_a_bad_overlay_is_told_and_what_runs_stays(esc: Operator) -> None:
     assert before.items() <= (await esc.uids()).items()
 
 
+async def test_what_keeps_an_instance_from_running_is_told(esc: Operator) -> None:
+    esc.node.room = 1
+    await esc.create(replicas=2)
+
+    async def told() -> bool:
+        condition = await esc.condition("Degraded")
+        return condition.get("reason") == "Unschedulable" and all(
+            part in condition["message"] for part in ("demo-", "0/1 nodes have room")
+        )
+
+    async def serves() -> bool:
+        return (await esc.condition("Available")).get("status") == "True"
+
+    await until(told)
+    await until(serves)
+    esc.node.room = 2
+    await esc.settle(2)
+    assert (await esc.condition("Degraded"))["status"] == "False"
+
+
 async def test_objects_changed_by_others_are_repaired(esc: Operator) -> None:
     await esc.create(replicas=1)
     await esc.settle(1)
@@ -443,9 +464,8 @@ async def test_killed_after_any_write_of_a_split_and_of_a_merge(esc: Operator) -
             await esc.start(last)
 
             async def dead_or_settled(sizes: tuple[int, ...] = sizes) -> bool:
-                mortal = esc.mortal
-                assert mortal is not None
-                return mortal.dead.is_set() or await esc.settled(*sizes)
+                dead = esc.mortal is not None and esc.mortal.dead.is_set()
+                return dead or await esc.settled(*sizes)
 
             await until(dead_or_settled)
             assert esc.mortal is not None
