@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 if TYPE_CHECKING:
     from ecoserve.sim.experiment import Cell, Experiment
@@ -179,7 +180,7 @@ def run(
             f"{first.model} on {first.gpus} {first.gpu} ({first.layout}), {first.data} at "
             f"{number(used)} requests/s, fluid bound {number(bound)}, seed {seed}"
         )
-        out.print(summary_table(rows, title))
+        _show(summary_table(rows, title))
         if json_file is not None:
             from ecoserve.sim.results import row
 
@@ -239,7 +240,7 @@ def goodput(
         cells = list(experiment.cells())
         pairs = _run(cells, results, jobs, fresh)
         first = cells[0]
-        out.print(goodput_table(pairs, f"Goodput, requests/s: {_title(first)}, P{percentile:g}"))
+        _show(goodput_table(pairs, f"Goodput, requests/s: {_title(first)}, P{percentile:g}"))
         for cell, found in pairs:
             value = rate(found)
             if found is not None and value is not None:
@@ -282,9 +283,7 @@ def compare(
         start = 0
         for one in experiments:
             size = len(list(one.cells()))
-            out.print(
-                goodput_table(pairs[start : start + size], f"{one.name}: goodput, requests/s")
-            )
+            _show(goodput_table(pairs[start : start + size], f"{one.name}: goodput, requests/s"))
             start += size
         _write(pairs, json_file, csv_file)
         if plot is not None:
@@ -328,7 +327,7 @@ def table(
                 f"{model}, ShareGPT, 4 nodes x 8 L20 (TP4), P90, mixed steps +{mixing:.0%}, "
                 f"{kind}{note}"
             )
-            out.print(tables.main_table(main_pairs, model, title))
+            _show(tables.main_table(main_pairs, model, title))
         out.print(
             "Claimed: 12.4 / 15.7 / 18.2 / 20.1 / 36.8 requests/s, of which model is not said. "
             "TTFT and TPOT are at each system's own goodput; prices are indicative. "
@@ -339,7 +338,7 @@ def table(
         _write(pairs, json_file, csv_file)
         if scaling is not None:
             title = f"Goodput of CodeLlama-34B on L20, ShareGPT, P90{note}"
-            out.print(tables.scaling_table(scale_pairs, title))
+            _show(tables.scaling_table(scale_pairs, title))
             _plots().scaling(tables.curves(scale_pairs), scaling, title=title)
             out.print(f"drawn: {scaling}", markup=False)
 
@@ -391,9 +390,8 @@ def matrix(
         note = (
             "  QUICK: short runs, one seed, coarse searches; for orientation only" if quick else ""
         )
-        wide = Console(highlight=False, width=max(out.width, 220))
-        wide.print(matrices.rates_table(pairs, f"Goodput, requests/s{note}"))
-        wide.print(matrices.ratios_table(pairs, f"The default policy against the others{note}"))
+        _show(matrices.rates_table(pairs, f"Goodput, requests/s{note}"))
+        _show(matrices.ratios_table(pairs, f"The default policy against the others{note}"))
         for line in matrices.verdicts(pairs):
             out.print(line, markup=False)
         _write(pairs, json_file, csv_file)
@@ -504,6 +502,7 @@ def plan(
             percentile=percentile,
             requests=requests,
             warmup=warmup,
+            resolution=0.02,
             seeds=list(range(11, 11 + seeds)),
         )
         [cell] = experiment.cells()
@@ -514,7 +513,7 @@ def plan(
                 plans = for_rate(cell, rate, status.update)
         asked = f"{rate:g} requests/s" if rate is not None else f"{gpus} GPUs"
         title = f"{cell.model} on {cell.gpu}, {cell.data}, P{percentile:g}, for {asked}"
-        out.print(plans_table(plans, title))
+        _show(plans_table(plans, title))
         best = plans[0]
         out.print(
             f"Take {_several(best.instances, 'instance')} of {best.layout} on {best.gpus} "
@@ -621,6 +620,11 @@ def _bar() -> Progress:
         console=err,
         transient=True,
     )
+
+
+def _show(table: Table) -> None:
+    """Prints a table at its natural width: figures that are cut off to fit are of no use."""
+    Console(highlight=False, width=max(out.width, 250)).print(table)
 
 
 def _several(count: int, what: str) -> str:

@@ -56,8 +56,11 @@ def for_gpus(cell: Cell, progress: Progress = lambda _: None) -> list[Plan]:
     ranked = sorted(layouts, key=lambda layout: _bound(_in(cell, layout)), reverse=True)
     plans: list[Plan] = []
     for layout in ranked[:_SIMULATED]:
+        tried = _in(cell, layout)
+        if any(plan.goodput >= _bound(tried) for plan in plans):
+            break  # it cannot do better, nor can those after it
         progress(f"{layout}: goodput of {cell.gpus} {cell.gpu}")
-        plans += _plan(_in(cell, layout))
+        plans += _plan(tried)
     return _kept(sorted(plans, key=lambda plan: plan.goodput, reverse=True), cell)
 
 
