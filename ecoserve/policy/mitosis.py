@@ -174,18 +174,17 @@ def regroup(
     if wanted < 0:
         raise ValueError(f"wanted must not be negative, not {wanted}")
     sizes = layout.sizes
-    new = _fresh(prefix, {*taken, *sizes})
     if not sizes and wanted:
-        sizes[new] = 0
+        sizes[_fresh(prefix, taken)] = 0
     while sum(sizes.values()) > wanted:
         sizes[_to_shrink(sizes, bounds)] -= 1
     _fill(sizes, wanted, bounds)
     change = Change(replace(layout, groups=_groups(sizes)))
-    decision = _split(sizes, wanted, bounds, new)
+    decision = _split(sizes, wanted, bounds, _fresh(prefix, {*taken, *sizes}))
     if decision is not None:
         if not settled:
             return change
-        _give(sizes, decision.group, new, decision.count)
+        _give(sizes, decision.group, decision.new, decision.count)
         _fill(sizes, wanted, bounds)
         return Change(replace(layout, groups=_groups(sizes), last_split=now), decision)
     union = _merge(change.layout.sizes, bounds, loads or {})

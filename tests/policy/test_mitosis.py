@@ -380,6 +380,22 @@ def test_any_number_of_instances_ends_in_sizes_within_the_bounds(
         check_at_rest(made.sizes(), wanted, bounds)
 
 
+@given(bounds_and_numbers(), st.booleans())
+def test_no_layout_holds_too_large_a_group_or_too_many_instances(
+    case: tuple[Bounds, list[int]], settled: bool
+) -> None:
+    bounds, numbers = case
+    layout = Layout()
+    for now, wanted in enumerate(numbers):
+        change = regroup(layout, wanted, bounds, float(now), taken={"macro-1"}, settled=settled)
+        assert all(0 < size <= bounds.upper for size in change.layout.sizes.values())
+        assert change.layout.total <= wanted
+        assert settled or change.decision is None
+        if isinstance(change.decision, Split):
+            assert change.decision.new not in {*layout.sizes, "macro-1", change.decision.group}
+        layout = change.layout
+
+
 @given(bounds_and_numbers(), st.data())
 def test_it_may_stop_anywhere(case: tuple[Bounds, list[int]], data: st.DataObject) -> None:
     """Any action of a plan, at any time, with other numbers wanted in between, instances that fail,
