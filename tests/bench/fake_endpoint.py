@@ -30,6 +30,8 @@ class FakeEndpoint:
     failure: str = ""
     every: int = 0
     usage: bool = True
+    # Whether a chat's role is told before its first token or, as vLLM does, with it.
+    role_at_once: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     _line: asyncio.Semaphore = field(init=False)
@@ -69,16 +71,19 @@ class FakeEndpoint:
         if failing == "500":
             return web.json_response({"error": {"code": "oops"}}, status=500)
         chat = "messages" in body
-        said = " ".join(m["content"] for m in body["messages"]) if chat else body["prompt"]
+        said = " ".join(map(_text, body["messages"])) if chat else body["prompt"]
         prompt = int(len(said.split()) * self.per_word) + self.overhead
         tokens = body.get("max_tokens") or body["max_completion_tokens"]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        if chat:
-            await self._event(response, {"choices": [{"delta": {"role": "assistant"}}]})
+        role = {"choices": [{"delta": {"role": "assistant"}}]}
+        if chat and self.role_at_once:
+            await self._event(response, role)
         async with self._line:
             for i in range(tokens):
                 await asyncio.sleep(self.tpot if i else self.ttft)
+                if chat and not i and not self.role_at_once:
+                    await self._event(response, role)
                 said = f"w{i} "
                 choice = {"delta": {"content": said}} if chat else {"text": said}
                 await self._event(response, {"choices": [choice]})
@@ -99,3 +104,10 @@ class FakeEndpoint:
         # A client that has gone is nothing to speak of.
         with suppress(ConnectionError):
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return " ".join(part["text"] for part in content)
