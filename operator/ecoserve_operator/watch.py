@@ -28,6 +28,10 @@ Sink: TypeAlias = Callable[[Kind, str | None, Json], None]
 
 RESTART_S = 2.0
 
+# It tells of every event that it delivers, and that it does not mind signals in a thread.
+logging.getLogger("kopf").setLevel(logging.WARNING)
+logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+
 
 async def watch(kinds: Iterable[Kind], namespaces: tuple[str, ...], sink: Sink) -> None:
     """Has ``sink`` called, in this loop, with each event; runs until cancelled."""

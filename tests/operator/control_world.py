@@ -74,7 +74,7 @@ class Scheduler(admin_pb2_grpc.AdminServicer):
         self.refuses = ""
         self.target = ""
         self.drains: list[str] = []
-        self.applied = 0
+        self.asked = 0
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -101,7 +101,6 @@ class Scheduler(admin_pb2_grpc.AdminServicer):
     async def Apply(self, request: admin_pb2.ApplyRequest, context: Any) -> Any:
         if self.refuses:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refuses)
-        self.applied += 1
         self.clusters[request.cluster.name] = request.cluster
         return admin_pb2.ApplyResponse()
 
@@ -110,6 +109,7 @@ class Scheduler(admin_pb2_grpc.AdminServicer):
         return admin_pb2.RemoveResponse()
 
     async def Get(self, request: admin_pb2.GetRequest, context: Any) -> Any:
+        self.asked += 1
         cluster = self.clusters.get(request.name)
         if cluster is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "not known")
@@ -180,12 +180,25 @@ class Node:
         return {i["metadata"]["uid"] for i in (await self.api.list_all(kind, self.namespace))[0]}
 
     async def _collect(self, kind: Kind, item: Json, owners: set[str]) -> bool:
-        metadata = item["metadata"]
-        references = metadata.get("ownerReferences", [])
-        if not references or any(owner["uid"] in owners for owner in references):
+        if not self._orphaned(item, owners):
             return False
-        await self.api.delete(kind, self.namespace, metadata["name"], metadata["uid"])
+        # The lists are of different moments, so look again, as the real one does.
+        name = item["metadata"]["name"]
+        fresh = await self.api.get(kind, self.namespace, name)
+        if fresh is None or not self._orphaned(
+            fresh, await self._uids(MACROS) | await self._uids(CLUSTERS)
+        ):
+            return False
+        metadata = fresh["metadata"]
+        same = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        body = {"preconditions": same, "propagationPolicy": "Background"}
+        await self.api._call("DELETE", kind.path(self.namespace, name), {}, body)
         return True
+
+    @staticmethod
+    def _orphaned(item: Json, owners: set[str]) -> bool:
+        references = item["metadata"].get("ownerReferences", [])
+        return bool(references) and not any(owner["uid"] in owners for owner in references)
 
     def _member(self, pod: Json) -> Member:
         cluster = pod["metadata"]["labels"]["ecoserve.io/cluster"]

@@ -96,6 +96,14 @@ class Operator:
         status = (await self.cluster()).get("status", {})
         return {c["type"]: c for c in status.get("conditions", ())}.get(kind, {})
 
+    async def becomes(self, kind: str, status: str) -> None:
+        """Waits until a condition is as it should be."""
+
+        async def is_so() -> bool:
+            return (await self.condition(kind)).get("status") == status
+
+        await until(is_so, f"{kind} is not {status}")
+
     async def pods(self) -> list[Json]:
         return (await self.api.list_all(PODS, self.namespace))[0]
 
@@ -148,8 +156,14 @@ class Operator:
                 f"{self.scheduler.clusters}"
             ) from None
 
-    async def reasons(self) -> set[str]:
-        return {event["reason"] for event in (await self.api.list_all(EVENTS, self.namespace))[0]}
+    async def tells(self, *reasons: str) -> None:
+        """Waits until there are events with these reasons."""
+
+        async def told() -> bool:
+            events, _ = await self.api.list_all(EVENTS, self.namespace)
+            return set(reasons) <= {event["reason"] for event in events}
+
+        await until(told, f"no events {reasons}")
 
 
 @asynccontextmanager
@@ -188,7 +202,7 @@ async def test_from_creation_to_deletion(esc: Operator) -> None:
     assert cluster["spec"]["replicas"] == 2, "filled in, or /scale would fail"
     status = cluster["status"]
     assert status["replicas"] == status["updatedReplicas"] == 2
-    assert status["macroLower"], status["macroUpper"] == (3, 6)
+    assert (status["macroLower"], status["macroUpper"]) == (3, 6)
     conditions = {c["type"]: c for c in status["conditions"]}
     assert {name: c["status"] for name, c in conditions.items()} == {
         "Ready": "True",
@@ -199,7 +213,7 @@ async def test_from_creation_to_deletion(esc: Operator) -> None:
         "Drained": "True",
     }
     assert all(c["reason"] and c["observedGeneration"] >= 1 for c in conditions.values())
-    assert {"Scaled", "MacroInstanceMade", "Created", "Accepted"} <= await esc.reasons()
+    await esc.tells("Scaled", "MacroInstanceMade", "Created", "Accepted")
     for name in ("demo-worker", "demo-gateway"):
         assert await esc.api.get(KINDS[0], esc.namespace, name) is not None
     finalizers = [
@@ -247,14 +261,14 @@ async def test_scaling_gives_the_sizes_and_replaces_nothing(esc: Operator) -> No
     await esc.settle(3)
     assert (await esc.uids()).items() <= before.items()
     assert len(esc.scheduler.drains) == 10
-    assert {"Split", "Moved", "Draining", "Drained"} <= await esc.reasons()
+    await esc.tells("Split", "Moved", "Draining", "Drained")
 
 
 async def test_replicas_out_of_bounds_are_clamped(esc: Operator) -> None:
     await esc.create(replicas=9, minReplicas=1, maxReplicas=3)
     await esc.settle(3)
+    await esc.becomes("ReplicasClamped", "True")
     clamped = await esc.condition("ReplicasClamped")
-    assert clamped["status"] == "True"
     assert "spec.replicas 9" in clamped["message"]
     assert "spec.maxReplicas 3" in clamped["message"]
 
@@ -266,8 +280,9 @@ async def test_scale_in_waits_for_requests(esc: Operator) -> None:
     for name, requests in (("demo-0", 9), ("demo-1", 2), ("demo-2", 5)):
         esc.scheduler.member(key, name).requests = requests
     before = await esc.uids()
-    # The controller hears of loads when it asks the next time.
-    await asyncio.sleep(6.0)
+    # The controller hears of loads when it asks the next time but one at the latest.
+    asked = esc.scheduler.asked
+    await until(lambda: esc.scheduler.asked >= asked + 2)
     await esc.scale(2)
     await until(lambda: "demo-1" in esc.scheduler.drains)
     assert esc.scheduler.drains == ["demo-1"], "the one with the fewest requests"
@@ -280,7 +295,7 @@ async def test_scale_in_waits_for_requests(esc: Operator) -> None:
     assert await esc.uids() == before
     esc.scheduler.member(key, "demo-1").requests = 0
     await esc.settle(2)
-    assert (await esc.condition("Drained"))["status"] == "True"
+    await esc.becomes("Drained", "True")
 
 
 async def test_rollout_one_at_a_time_and_what_stops_it(esc: Operator) -> None:
@@ -294,7 +309,9 @@ async def test_rollout_one_at_a_time_and_what_stops_it(esc: Operator) -> None:
         return status.get("updatedReplicas") == 1 and status.get("readyReplicas") == 3
 
     await until(stuck)
-    await asyncio.sleep(1.0)
+    # It asks often while it waits for the new one.
+    asked = esc.scheduler.asked
+    await until(lambda: esc.scheduler.asked >= asked + 5)
     assert before.items() <= (await esc.uids()).items(), "no more is replaced"
     assert len(await esc.pods()) == 4
     await esc.change(engine={"env": [{"name": "FIXED", "value": "1"}]})
@@ -355,7 +372,11 @@ async def test_the_scheduler_restarts(esc: Operator) -> None:
 
     await until(told)
     await esc.scale(2)
-    await asyncio.sleep(1.0)
+
+    async def waits() -> bool:
+        return "no instance that serves is retired" in (await esc.condition("Degraded"))["message"]
+
+    await until(waits)
     assert await esc.uids() == before, "nobody is there to name the one to retire"
     ready = [
         p
@@ -371,7 +392,7 @@ async def test_the_scheduler_restarts(esc: Operator) -> None:
     assert len(ready) == 3, "readiness outlives the scheduler"
     await esc.scheduler.start()
     await esc.settle(2)
-    assert (await esc.condition("Degraded"))["status"] == "False"
+    await esc.becomes("Degraded", "False")
 
 
 async def test_what_the_scheduler_refuses_is_told(esc: Operator) -> None:
@@ -409,14 +430,11 @@ async def test_what_keeps_an_instance_from_running_is_told(esc: Operator) -> Non
             part in condition["message"] for part in ("demo-", "0/1 nodes have room")
         )
 
-    async def serves() -> bool:
-        return (await esc.condition("Available")).get("status") == "True"
-
     await until(told)
-    await until(serves)
+    await esc.becomes("Available", "True")
     esc.node.room = 2
     await esc.settle(2)
-    assert (await esc.condition("Degraded"))["status"] == "False"
+    await esc.becomes("Degraded", "False")
 
 
 async def test_objects_changed_by_others_are_repaired(esc: Operator) -> None:
@@ -481,7 +499,7 @@ async def test_killed_after_any_write_of_a_split_and_of_a_merge(esc: Operator) -
             assert len(kept) == 6, f"{what} killed after write {last}: {before} {after}"
             assert len(after) == replicas
             await esc.stop()
-    assert {"Split", "Merged"} <= await esc.reasons()
+    await esc.tells("Split", "Merged")
     # The roster, two macro instances, three moves, a Pod and its gate, the statuses.
     assert writes["split"] >= 8
     assert writes["merge"] >= 8
