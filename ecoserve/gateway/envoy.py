@@ -140,8 +140,8 @@ def _buffer(config: GatewayConfig) -> Config:
 def _after_picker(config: GatewayConfig) -> list[Config]:
     """Has the call wait for the picker's decision, and makes it into headers.
 
-    The picker is sent a call's body and no message for its headers, which saves it a quarter of its
-    time. It can then not set headers, and Envoy would not hold them back for it; so the headers
+    The picker is sent a call's body and no message for its headers, which saves each call a round
+    trip. It can then not set headers, and Envoy would not hold them back for it; so the headers
     wait for the body here, which waits at the picker, and are set from the metadata of its answer.
     Without an answer there is no metadata and nothing is set.
     """
