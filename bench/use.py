@@ -39,6 +39,7 @@ async def main() -> None:
     parser.add_argument("--highest", type=float, default=8.0, help="rate that surely fails")
     parser.add_argument("--steps", type=int, default=5, help="of the bisection")
     parser.add_argument("--goodput", type=float, help="skips the search")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the goodput")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cluster = await only_cluster(options.scheduler)
@@ -57,7 +58,7 @@ async def main() -> None:
             low, high = (rate, high) if met >= options.attainment else (low, rate)
         goodput = low
     rows = []
-    for number, share in enumerate(SHARES):
+    for number, share in enumerate(options.shares):
         runs = [
             # New prompts each time: those of the last run are in the prefix caches.
             await run(options, cluster["model"], share * goodput, seed=1000 + 10 * number + i)
