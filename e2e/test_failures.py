@@ -99,7 +99,7 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
     up: Running, victim: str
 ) -> None:
     tokens = 60
-    # A burst of long prompts, so that some are still waiting for their turn when it dies.
+    # Decodes that have begun, then a burst, some of which its engine never comes to begin.
     calls = load(6, 2.0, tokens, 7 + len(victim))
     calls += [
         Call(3.0, chat(NAME, words(250, 100 * len(victim) + i), tokens, stream=i % 3 != 0))
@@ -110,11 +110,9 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
     front, core = only(up, "--instance worker-1 "), engine_core(up, "worker-1")
     playing = asyncio.create_task(play(up.url.removesuffix("/v1"), calls))
 
-    def loaded() -> bool:
-        found = up.instances()["worker-1"]
-        return bool(found.get("running", 0) >= 3 and found["waiting"])
-
-    await asyncio.to_thread(until, loaded, 60)
+    await asyncio.to_thread(until, lambda: up.instances()["worker-1"].get("running", 0) >= 2, 60)
+    os.kill(core, signal.SIGSTOP)
+    await asyncio.to_thread(until, lambda: up.instances()["worker-1"]["reservations"], 60)
     os.kill(front if victim == "front end" else core, signal.SIGKILL)
     outcomes = await playing
     records = await answers(up, before, calls)

@@ -77,14 +77,19 @@ class Admin:
                 return found
             await asyncio.sleep(_POLL)
 
-    async def keep(self, cluster: admin_pb2.Cluster) -> None:
+    async def keep(self, cluster: admin_pb2.Cluster, works: Callable[[str], None]) -> None:
         """Declares the cluster anew whenever the scheduler has lost it; runs until cancelled.
 
         A scheduler that was restarted knows nothing: its state is soft and this is its source.
+        ``works`` is told the name of each instance that is routed to, again and again.
         """
         while True:
-            if await self.get() is None:
+            state = await self.get()
+            if state is None:
                 await self.apply(cluster)
+            else:
+                for instance in filter(is_accepted, state.instances):
+                    works(instance.name)
             await asyncio.sleep(_WATCH)
 
 

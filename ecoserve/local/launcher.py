@@ -287,7 +287,7 @@ class Launcher:
 
     async def _keep(self, cluster: admin_pb2.Cluster) -> None:
         async with admin.Admin(self._addresses.grpc, CLUSTER) as scheduler:
-            await scheduler.keep(cluster)
+            await scheduler.keep(cluster, self._supervisor.works)
 
     async def _shut_down(self) -> None:
         """Has the running answers finish within the drain timeout, then ends everything."""

@@ -40,7 +40,10 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """When to restart and when to give up; seconds. ``deaths`` within ``within`` are the end."""
+    """When to restart and when to give up; seconds.
+
+    ``deaths`` within ``within`` are the end, unless it was seen to work in between.
+    """
 
     backoff: float = 0.5
     backoff_most: float = 10.0
@@ -53,6 +56,7 @@ class _Child:
     spec: Spec
     process: asyncio.subprocess.Process
     log_start: int
+    deaths: deque[float]
     task: asyncio.Task[None] | None = None
     stopping: bool = False
 
@@ -109,6 +113,16 @@ class Supervisor:
         """From now on, what dies is restarted."""
         self._settled = True
 
+    def works(self, name: str) -> None:
+        """The process does its work again: its deaths until now no longer count.
+
+        A fault that returns while it serves costs a restart each time; only one that cannot get
+        so far any more is given up.
+        """
+        child = self._children.get(name)
+        if child is not None:
+            child.deaths.clear()
+
     async def start(self, spec: Spec) -> None:
         """Starts a process and keeps it running; ``ProcessError`` if its program cannot be run."""
         child = await self._spawn(spec)
@@ -162,11 +176,11 @@ class Supervisor:
             except OSError as error:
                 raise ProcessError(f"cannot start {spec.name}: {error}") from error
         self._tell_guard("+", process.pid)
-        return _Child(spec, process, start)
+        return _Child(spec, process, start, deque(maxlen=self._restarts.deaths))
 
     async def _keep(self, child: _Child) -> None:
         spec = child.spec
-        deaths: deque[float] = deque(maxlen=self._restarts.deaths)
+        deaths = child.deaths
         backoff = self._restarts.backoff
         while True:
             began = time.monotonic()
@@ -187,7 +201,7 @@ class Supervisor:
                     f"last it {_how(code)}{_because(spec.log, child.log_start)} (log: {spec.log})"
                 )
                 return
-            if now - began > _STABLE:
+            if now - began > _STABLE or len(deaths) == 1:
                 backoff = self._restarts.backoff
             self._on_event(f"{what}; restarting in {backoff:g} s")
             await asyncio.sleep(backoff)

@@ -95,6 +95,22 @@ async def test_it_gives_up_on_what_keeps_dying(tmp_path: Path) -> None:
     assert [float(found[1]) for found in backoffs if found] == [0.01, 0.02, 0.04]
 
 
+async def test_what_works_in_between_is_not_given_up(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    events: list[str] = []
+    async with Supervisor(QUICK, events.append) as supervisor:
+        supervisor.settle()
+        await supervisor.start(python("worker", tmp_path, FAMILY))
+        for number in range(1, 3 * QUICK.deaths):
+            await until(lambda n=number: log.exists() and log.read_text().count("pids") == n)
+            supervisor.works("worker")
+            os.kill(supervisor.pids["worker"], signal.SIGKILL)
+        assert not supervisor.failed.done()
+        await until(lambda: log.read_text().count("pids") == 3 * QUICK.deaths)
+    assert {re.search(r"restarting in (\S+) s", event)[1] for event in events} == {"0.01"}  # type: ignore[index]
+    supervisor.works("nobody")
+
+
 async def test_before_all_is_up_one_death_is_the_end(tmp_path: Path) -> None:
     async with Supervisor(QUICK) as supervisor:
         source = """
