@@ -101,8 +101,9 @@ def wait_for(what: Any, why: str) -> None:
 
 
 @contextmanager
-def api_server(folder: Path) -> Iterator[ApiServer]:
-    """Runs etcd and kube-apiserver with their files in ``folder``."""
+def api_server(folder: Path, *flags: str) -> Iterator[ApiServer]:
+    """Runs etcd and kube-apiserver with their files in ``folder``; ``flags`` are more of the
+    latter's."""
     binaries = assets()
     with ExitStack() as stack:
         etcd, peer, port = _free_ports(3)
@@ -148,12 +149,13 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
                 # Nobody makes the default accounts here, so Pods must do without.
                 "--disable-admission-plugins=ServiceAccount",
                 "--endpoint-reconciler-type=none",
+                *flags,
             )
         )
         url, ca = f"https://127.0.0.1:{port}", folder / "pki" / "apiserver.crt"
         wait_for(lambda: _alive(server, folder) and ca.exists(), "no certificate was made")
         kubeconfig = folder / "kubeconfig"
-        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(url, ca, token)))
+        kubeconfig.write_text(yaml.safe_dump(kubeconfig_of(url, ca, token)))
         client = stack.enter_context(_client(url, ca, token))
         wait_for(lambda: _alive(server, folder) and _ready(client), "kube-apiserver is not ready")
         yield ApiServer(url, token, ca, kubeconfig, binaries, client)
@@ -181,7 +183,8 @@ def _ready(client: httpx.Client) -> bool:
         return False
 
 
-def _kubeconfig(url: str, ca: Path, token: str) -> dict[str, Any]:
+def kubeconfig_of(url: str, ca: Path, token: str) -> dict[str, Any]:
+    """A kubeconfig file of whoever has the token."""
     return {
         "apiVersion": "v1",
         "kind": "Config",

@@ -19,6 +19,7 @@ from ecoserve_operator.api import EcoServeCluster
 from ecoserve_operator.builders import Builders, Installation
 
 import ecoserve
+from tests.operator.kube_api import ApiServer
 from tests.operator.pod_security import violations
 
 Json = dict[str, Any]
@@ -199,6 +200,18 @@ def test_the_processes_take_their_arguments(name: str) -> None:
     assert given.grpc == f"0.0.0.0:{ports['grpc']}"
     assert given.http == f"0.0.0.0:{ports['http']}"
     assert given.debug_mode is values.get("scheduler", {}).get("debug", False)
+
+
+@pytest.mark.parametrize("name", ["default", "namespaced"])
+def test_the_api_server_takes_every_object(kube: ApiServer, name: str) -> None:
+    for namespace in ("system", *VARIANTS[name].get("namespaces", ())):
+        kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    objects = rendered(name)
+    done = kube.kubectl(
+        *("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"),
+        stdin=yaml.safe_dump_all(objects),
+    )
+    assert len(done.stdout.splitlines()) == len(objects)
 
 
 def test_labels_of_the_selector_are_not_for_values_to_change() -> None:

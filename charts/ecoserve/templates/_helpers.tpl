@@ -41,7 +41,7 @@ readOnlyRootFilesystem: true
   verbs: [patch]
 - apiGroups: [ecoserve.io]
   resources: [macroinstances]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, patch, delete]
