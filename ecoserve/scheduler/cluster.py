@@ -76,6 +76,8 @@ class Cluster:
             macro.name: [self.instances[name] for name in macro.instances]
             for macro in spec.macro_instances
         }
+        for macro in spec.macro_instances:
+            self._metrics.declare(self.name, macro.name, macro.instances)
         for name, instance in list(self.instances.items()):
             if name not in self.members:
                 instance.refuse("not in any macro instance of its cluster")

@@ -3,7 +3,7 @@ instances read when asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -86,6 +86,18 @@ class Metrics:
             self._ttft, self._tpot, self._wait, self._requests, self._violations, self._routed,
             self._late, self._moved, self._hit, self._asked, self._expected,
         )  # fmt: skip
+
+    def declare(self, cluster: str, macro: str, instances: Iterable[str]) -> None:
+        """Instances belong to a macro instance: what is counted of them begins at 0, so that a
+        count of nothing is told from one that is missing."""
+        self._sheds.labels(cluster, macro)
+        for instance in instances:
+            labels = (cluster, macro, instance)
+            for metric in (self._ttft, self._tpot, self._wait, self._routed):
+                metric.labels(*labels)
+            self._requests.labels(*labels, "ok")
+            for kind in ("ttft", "tpot", "joint"):
+                self._violations.labels(*labels, kind)
 
     def routed(
         self,
@@ -194,6 +206,7 @@ TEXTS = {
     "instance_prefill": "1 in the prefill phase, 0 in the decode phase",
     "instance_backlog_seconds": "Prefill time of all its pending prompts",
     "instance_least_slack_seconds": "Least saved TPOT of its running requests; absent for none",
+    "instance_mean_slack_seconds": "Mean saved TPOT of its running requests; absent for none",
     "instance_use": "Load against the best that keeps the SLO",
     "instance_busy": "Share of time in which a step ran",
     "instance_free_kv_tokens": "Free KV tokens as reported",

@@ -118,6 +118,7 @@ class Store:
                 }
                 if view.decodes.count:
                     figures["instance_least_slack_seconds"] = view.decodes.least_slack
+                    figures["instance_mean_slack_seconds"] = view.decodes.mean_slack
                 macro = cluster.members.get(instance.name, "")
                 yield (cluster.name, macro, instance.name), figures
 
