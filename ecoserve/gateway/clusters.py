@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ecoserve import headers
+from ecoserve.gateway import relay
 from ecoserve.gateway.config import GatewayConfig
 from ecoserve.gateway.parts import Config, address, seconds, typed
+from ecoserve.gateway.tls import to_scheduler, to_workers
 
 # Envoy's own limits are 1,024 (3 for retries); what bounds the load is the scheduler's queue.
 _UNLIMITED = 1_000_000
@@ -21,6 +23,7 @@ _TCP_KEEPALIVE = {
 
 def workers(config: GatewayConfig) -> Config:
     return {
+        **to_workers(config),
         "name": "workers",
         "type": "EDS",
         "connect_timeout": seconds(config.connect_timeout_s),
@@ -73,12 +76,24 @@ def workers(config: GatewayConfig) -> Config:
                 "http_health_check": {"path": config.health_path},
             }
         ],
+        **_to_http_server(),
+        "upstream_connection_options": _TCP_KEEPALIVE,
+    }
+
+
+def relays(config: GatewayConfig) -> list[Config]:
+    """The stream relay's cluster, if there is one."""
+    return [] if config.relay is None else [relay.cluster(config, _to_http_server())]
+
+
+def _to_http_server() -> Config:
+    """How to talk to workers, and to the relay, whose HTTP server is the same."""
+    return {
         "circuit_breakers": _unlimited(),
         "typed_extension_protocol_options": _protocol(
             explicit_http_config={"http_protocol_options": {}},
             common_http_protocol_options={"idle_timeout": seconds(_WORKER_KEEP_ALIVE_S)},
         ),
-        "upstream_connection_options": _TCP_KEEPALIVE,
     }
 
 
@@ -110,6 +125,7 @@ def _override_host() -> Config:
 
 def scheduler(config: GatewayConfig) -> Config:
     return {
+        **to_scheduler(config),
         "name": "scheduler",
         "type": "STRICT_DNS",
         "connect_timeout": seconds(min(config.picker_timeout_s, config.connect_timeout_s)),

@@ -9,6 +9,27 @@ from ecoserve.gateway.parts import split
 
 MIB = 2**20
 
+# The path of a Unix socket has at most 107 bytes.
+_LONGEST_SOCKET_FOLDER = 90
+
+
+@dataclass(frozen=True, slots=True)
+class MutualTls:
+    """Mutual TLS with workers and scheduler: the DNS names that their certificates must have, and
+    the folder of the files that ``mtls_files`` makes.
+
+    Raises ``ValueError`` that names the field.
+    """
+
+    folder: str
+    worker: str
+    scheduler: str
+
+    def __post_init__(self) -> None:
+        for name in ("folder", "worker", "scheduler"):
+            if not getattr(self, name):
+                raise ValueError(f"mtls.{name} must not be empty")
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -21,7 +42,11 @@ class GatewayConfig:
 
     ``status`` is an address that tells health and metrics without TLS and keys: ``/healthz`` (503
     while Envoy drains), ``/live`` and ``/metrics``. ``tls_file`` is the path of a file made by
-    ``tls_file_text``; clients then connect by TLS.
+    ``tls_file_text``; clients then connect by TLS. ``mtls`` is about the connections to workers and
+    scheduler, which are plain without.
+
+    ``relay`` is the folder of the Unix sockets between the gateway and the stream relay, which is
+    private to both; without it there is no relay.
 
     Keys are either ``api_keys`` (fixed) or ``api_keys_file``, the path of a file made by
     ``keys_file_text``, whose changes are taken over while Envoy runs.
@@ -47,6 +72,8 @@ class GatewayConfig:
     access_log: str | None = None
     status: str | None = None
     tls_file: str | None = None
+    mtls: MutualTls | None = None
+    relay: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("listen", "admin", "scheduler"):
@@ -79,6 +106,13 @@ class GatewayConfig:
             raise ValueError(f"picker_max_wait_s must be at most an hour: {self.picker_max_wait_s}")
         if not self.health_path.startswith("/"):
             raise ValueError(f"health_path must begin with /, not {self.health_path!r}")
+        if self.relay is not None and not (
+            self.relay.startswith("/") and len(self.relay) <= _LONGEST_SOCKET_FOLDER
+        ):
+            raise ValueError(
+                f"relay must be an absolute path of at most {_LONGEST_SOCKET_FOLDER} characters, "
+                f"not {self.relay!r}"
+            )
         if self.api_keys and self.api_keys_file is not None:
             raise ValueError("api_keys and api_keys_file exclude each other")
         check_keys(self.api_keys)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from ecoserve import headers
-from ecoserve.gateway import clusters, status
+from ecoserve.gateway import clusters, relay, status
 from ecoserve.gateway.config import GatewayConfig
 from ecoserve.gateway.keys import key_filter
 from ecoserve.gateway.parts import Config, address, http_filter, seconds, typed
@@ -32,10 +32,11 @@ def build(config: GatewayConfig) -> Config:
         "node": {"id": f"gateway-{config.cluster}", "cluster": config.cluster},
         "admin": {"address": address("admin", config.admin)},
         "static_resources": {
-            "listeners": [_listener(config), *status.listeners(config)],
+            "listeners": [_listener(config), *_relay_listeners(config), *status.listeners(config)],
             "clusters": [
                 clusters.workers(config),
                 clusters.scheduler(config),
+                *clusters.relays(config),
                 *status.clusters(config),
             ],
         },
@@ -74,7 +75,7 @@ def _listener(config: GatewayConfig) -> Config:
                 "filters": [
                     {
                         "name": "envoy.filters.network.http_connection_manager",
-                        "typed_config": _connection_manager(config),
+                        "typed_config": _connection_manager(config, "gateway"),
                     }
                 ],
             }
@@ -82,11 +83,30 @@ def _listener(config: GatewayConfig) -> Config:
     }
 
 
-def _connection_manager(config: GatewayConfig) -> Config:
+def _relay_listeners(config: GatewayConfig) -> list[Config]:
+    """The listener behind the relay, if there is one."""
+    if config.relay is None:
+        return []
+    manager = _connection_manager(relay.inner(config), "relay", behind_relay=True)
+    name = "envoy.filters.network.http_connection_manager"
+    return [
+        {
+            "name": "relay",
+            "address": relay.address(config, relay.GATEWAY_SOCKET),
+            # Streams that the relay has are continued while this drains.
+            "drain_type": "MODIFY_ONLY",
+            # They have been counted where they came in.
+            "ignore_global_conn_limit": True,
+            "filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}],
+        }
+    ]
+
+
+def _connection_manager(config: GatewayConfig, name: str, *, behind_relay: bool = False) -> Config:
     asks_key = key_filter(config)
     manager = typed(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix="gateway",
+        stat_prefix=name,
         use_remote_address=True,
         # The worker makes the id that the engine sees.
         generate_request_id=False,
@@ -106,7 +126,7 @@ def _connection_manager(config: GatewayConfig) -> Config:
             *([] if config.body_mode == "full_duplex" else _after_picker(config)),
             http_filter("router", "extensions.filters.http.router.v3.Router"),
         ],
-        route_config=routes(config),
+        route_config=routes(config, behind_relay=behind_relay),
         local_reply_config=local_replies(config),
     )
     if config.access_log is not None:

@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 from ecoserve import headers
+from ecoserve.gateway import relay
 from ecoserve.gateway.config import GatewayConfig
 from ecoserve.gateway.parts import Config, seconds, typed
 from ecoserve.gateway.replies import error
+from ecoserve.relay.messages import TEXT_PATH
 
 # Generation, which the picker places, and reads, which any worker answers. Nothing else that a
 # worker serves is let through.
 PICKED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 PLAIN_PATHS = ("/v1/models",)
 
+_NOT_PICKED: Config = {
+    "typed_per_filter_config": {
+        "envoy.filters.http.ext_proc": typed(
+            "extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True
+        )
+    }
+}
 
-def routes(config: GatewayConfig) -> Config:
+
+# Meant for the gateway, or for the relay, and not for clients.
+_NOT_FOR_CLIENTS = (headers.RETRYABLE, headers.LIMITS)
+
+
+def routes(config: GatewayConfig, *, behind_relay: bool = False) -> Config:
     """The routes. Only exact paths match, with any query string."""
+    through_relay = PICKED_PATHS if config.relay is not None else ()
+    for_relay = (TEXT_PATH,) if behind_relay else ()
     return {
         "virtual_hosts": [
             {
                 "name": "openai",
                 "domains": ["*"],
                 "routes": [
+                    *(_relayed(config, path) for path in through_relay),
+                    *(_plain(config, path, "POST") for path in for_relay),
                     *(_picked(config, path) for path in PICKED_PATHS),
-                    *(_plain(config, path) for path in PLAIN_PATHS),
+                    *(_plain(config, path, "GET") for path in PLAIN_PATHS),
                     *(_wrong_method(path, "POST") for path in PICKED_PATHS),
                     *(_wrong_method(path, "GET") for path in PLAIN_PATHS),
                     _unknown(),
                 ],
                 # Without it a body over Envoy's default of a megabyte could not be sent again.
                 "request_body_buffer_limit": config.body_limit,
-                # It is meant for this gateway, not for clients.
-                "response_headers_to_remove": [headers.RETRYABLE],
+                "response_headers_to_remove": [
+                    *(_NOT_FOR_CLIENTS if not behind_relay else (headers.RETRYABLE,))
+                ],
             }
         ]
     }
@@ -40,16 +59,15 @@ def _picked(config: GatewayConfig, path: str) -> Config:
     return {"match": _match(path, "POST"), "route": _route(config)}
 
 
-def _plain(config: GatewayConfig, path: str) -> Config:
-    return {
-        "match": _match(path, "GET"),
-        "route": _route(config),
-        "typed_per_filter_config": {
-            "envoy.filters.http.ext_proc": typed(
-                "extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True
-            )
-        },
-    }
+def _plain(config: GatewayConfig, path: str, method: str) -> Config:
+    return {"match": _match(path, method), "route": _route(config), **_NOT_PICKED}
+
+
+def _relayed(config: GatewayConfig, path: str) -> Config:
+    match = _match(path, "POST")
+    match["headers"].append({"name": headers.RELAY, "present_match": True})
+    # The relay's own calls are picked.
+    return {"match": match, "route": relay.route(config), **_NOT_PICKED}
 
 
 def _match(path: str, method: str) -> Config:
@@ -88,11 +106,7 @@ def _refusal(
             for key, value in values.items()
         ],
         # The picker has no say in what goes to no worker.
-        "typed_per_filter_config": {
-            "envoy.filters.http.ext_proc": typed(
-                "extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True
-            )
-        },
+        **_NOT_PICKED,
     }
 
 

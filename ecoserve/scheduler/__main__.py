@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import sys
+from pathlib import Path
 
 import uvloop
 
@@ -14,7 +15,13 @@ from ecoserve.scheduler.server import CannotListen, Server
 
 
 async def _run(args: argparse.Namespace) -> None:
-    server = Server(grpc_address=args.grpc, http_address=args.http, debug=args.debug_mode)
+    server = Server(
+        grpc_address=args.grpc,
+        http_address=args.http,
+        tls_address=args.tls,
+        tls_folder=args.tls_files,
+        debug=args.debug_mode,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -32,6 +39,15 @@ def main() -> int:
     parser.add_argument("--http", default="127.0.0.1:9003", metavar="HOST:PORT")
     parser.add_argument(
         "--debug_mode", action="store_true", help="log every pick and every phase switch"
+    )
+    parser.add_argument(
+        "--tls", default="0.0.0.0:9004", metavar="HOST:PORT", help="gRPC by mutual TLS"
+    )
+    parser.add_argument(
+        "--tls-files",
+        type=Path,
+        metavar="FOLDER",
+        help="tls.crt, tls.key and ca.crt, whose changes are taken over; without, no mutual TLS",
     )
     args = parser.parse_args()
     logging.basicConfig(

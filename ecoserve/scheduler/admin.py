@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 
 from ecoserve.proto.v1 import admin_pb2, admin_pb2_grpc, session_pb2
+from ecoserve.scheduler import peers
 from ecoserve.scheduler.cluster import Cluster
 from ecoserve.scheduler.config import from_proto, to_proto
 from ecoserve.scheduler.instance import Instance
@@ -17,7 +18,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Serves Admin. Every change is in force when its call returns."""
+    """Serves Admin, to callers on this machine. Every change is in force when its call returns."""
 
     def __init__(self, store: Store, sessions: SessionService) -> None:
         self._store = store
@@ -26,6 +27,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Apply(
         self, request: admin_pb2.ApplyRequest, context: Context
     ) -> admin_pb2.ApplyResponse:
+        await _local_only(context)
         try:
             spec = from_proto(request.cluster)
         except ValueError as error:
@@ -37,11 +39,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Remove(
         self, request: admin_pb2.RemoveRequest, context: Context
     ) -> admin_pb2.RemoveResponse:
+        await _local_only(context)
         self._store.remove(request.name)
         self._settle()
         return admin_pb2.RemoveResponse()
 
     async def Get(self, request: admin_pb2.GetRequest, context: Context) -> admin_pb2.ClusterState:
+        await _local_only(context)
         cluster = self._store.clusters.get(request.name)
         if cluster is None:
             await self._unknown(context, request.name)
@@ -55,6 +59,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DrainInstance(
         self, request: admin_pb2.InstanceRequest, context: Context
     ) -> admin_pb2.InstanceResponse:
+        await _local_only(context)
         instance = await self._instance(request, context)
         instance.drain_wanted = True
         instance.drain_timeout_s = request.timeout_s
@@ -64,6 +69,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ResumeInstance(
         self, request: admin_pb2.InstanceRequest, context: Context
     ) -> admin_pb2.InstanceResponse:
+        await _local_only(context)
         instance = await self._instance(request, context)
         instance.drain_wanted = False
         self._settle()
@@ -91,6 +97,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @staticmethod
     async def _unknown(context: Context, name: str) -> NoReturn:
         await context.abort(grpc.StatusCode.NOT_FOUND, f"cluster {name!r} is not known")
+
+
+async def _local_only(context: Context) -> None:
+    if not peers.is_local(context):
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED, "Admin is served to the scheduler's own machine only"
+        )
 
 
 def _state(cluster: Cluster, instance: Instance) -> admin_pb2.InstanceState:

@@ -32,6 +32,17 @@ class Macro(BaseModel):
     instances: tuple[str, ...] = ()
 
 
+class MutualTls(BaseModel):
+    """The DNS names in the certificates of a cluster's gateways and workers, and who signs them
+    (PEM: roots, and what is between)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    gateway: str = Field(min_length=1)
+    worker: str = Field(min_length=1)
+    ca: str = Field(min_length=1)
+
+
 class ClusterSpec(BaseModel):
     """A declared cluster. Times are seconds; an ``slo`` of None means not known yet."""
 
@@ -49,6 +60,7 @@ class ClusterSpec(BaseModel):
     ramp_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
     debug: bool = False
     drain_timeout_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    mtls: MutualTls | None = None
 
     @field_validator("macro_instances")
     @classmethod
@@ -100,6 +112,9 @@ def from_proto(message: admin_pb2.Cluster) -> ClusterSpec:
         if value:
             fields[name] = value
     fields["debug"] = message.debug
+    if message.HasField("mtls"):
+        mtls = message.mtls
+        fields["mtls"] = {"gateway": mtls.gateway, "worker": mtls.worker, "ca": mtls.ca}
     try:
         return ClusterSpec.model_validate(fields)
     except ValidationError as error:
@@ -130,6 +145,8 @@ def to_proto(spec: ClusterSpec) -> admin_pb2.Cluster:
     )
     if spec.slo:
         message.slo.CopyFrom(session_pb2.SLO(ttft_s=spec.slo.ttft_s, tpot_s=spec.slo.tpot_s))
+    if spec.mtls:
+        message.mtls.CopyFrom(admin_pb2.MutualTls(**spec.mtls.model_dump()))
     return message
 
 

@@ -19,6 +19,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from envoy.service.endpoint.v3 import eds_pb2_grpc
 from google.protobuf import any_pb2
 
+from ecoserve.scheduler import peers
 from ecoserve.scheduler.cluster import Cluster
 from ecoserve.scheduler.hello import Endpoint
 from ecoserve.scheduler.store import Store
@@ -78,7 +79,7 @@ class EndpointService(eds_pb2_grpc.EndpointDiscoveryServiceServicer):  # type: i
         request_iterator: AsyncIterator[Any],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[Any]:
-        stream = _Subscription(self._store)
+        stream = _Subscription(self._store, context)
         stop = self._store.listen(stream.wake.set)
         reader = asyncio.create_task(stream.read(request_iterator))
         try:
@@ -96,8 +97,10 @@ class EndpointService(eds_pb2_grpc.EndpointDiscoveryServiceServicer):  # type: i
 class _Subscription:
     """What one stream asked for and what it was sent."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._store = store
+        self._context = context
+        self._told = ""
         self.wake = asyncio.Event()
         self._names: tuple[str, ...] = ()
         self._sent: dict[str, bytes] | None = None
@@ -124,13 +127,22 @@ class _Subscription:
             self._sent = None
             self.wake.set()
 
+    def _is_theirs(self, cluster: Cluster) -> bool:
+        why = peers.refusal(self._context, cluster.spec, "gateway")
+        if why is not None and why != self._told:
+            self._told = why
+            log.warning("endpoints are not told to %s: %s", self._context.peer(), why)
+        return why is None
+
     def answer(self) -> Any | None:
         """The next answer; None while there is nothing new to say or not all is known."""
         now = self._store.clock()
         wanted = {}
         for name in self._names:
             cluster = self._store.clusters.get(name)
-            found = assignment(cluster, now) if cluster is not None else None
+            if cluster is None or not self._is_theirs(cluster):
+                continue
+            found = assignment(cluster, now)
             if found is not None:
                 wanted[name] = found
         # State of the world may be sent in parts for endpoints: what is not known yet is left out.

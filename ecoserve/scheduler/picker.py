@@ -23,7 +23,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2
 
 from ecoserve import headers
 from ecoserve.policy.state import SLO
-from ecoserve.scheduler import extproc, work
+from ecoserve.scheduler import extproc, peers, work
 from ecoserve.scheduler.cluster import Cluster
 from ecoserve.scheduler.instance import RETURN_S
 from ecoserve.scheduler.requests import Outcome, Picked, Turned
@@ -43,6 +43,10 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 Context = Any  # grpc.aio.ServicerContext; its stubs miss read() and write()
 
 
+class NotTheirs(Exception):
+    """The gateway is none of the cluster's; the message says why."""
+
+
 class ClientGone(Exception):
     """The gateway ended the stream before it had its answer."""
 
@@ -56,7 +60,7 @@ class _Stream:
     its end is how one learns that the client went away."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self.context = context
         self._next: asyncio.Task[Any] | None = None
         self._extended = False
         self.buffered = True
@@ -69,11 +73,11 @@ class _Stream:
             message = await self._next
             self._next = None
         else:
-            message = await self._context.read()
+            message = await self.context.read()
         return None if message is _EOF else message
 
     async def write(self, message: Any) -> None:
-        await self._context.write(message)
+        await self.context.write(message)
 
     async def wait(self, future: asyncio.Future[None], seconds: float | None = None) -> None:
         """Waits for ``future``, at most so long. ClientGone if the stream ends before."""
@@ -81,7 +85,7 @@ class _Stream:
             self._extended = True
             await self.write(extproc.more_time(self.max_wait))
         if self._next is None:
-            self._next = asyncio.ensure_future(self._context.read())
+            self._next = asyncio.ensure_future(self.context.read())
         await asyncio.wait(
             {future, self._next}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
         )
@@ -120,6 +124,8 @@ class Picker:
             await self._serve(stream)
         except ClientGone:
             return
+        except NotTheirs as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         finally:
             stream.close()
 
@@ -232,8 +238,11 @@ class _Call:
         cluster = await self._find_cluster()
         if isinstance(cluster, Turned):
             return cluster
-        self._cluster = cluster
         spec = cluster.spec
+        why = peers.refusal(self._stream.context, spec, "gateway")
+        if why is not None:
+            raise NotTheirs(why)
+        self._cluster = cluster
         try:
             ttft = _seconds(self._headers.get(headers.TTFT_SLO), headers.TTFT_SLO)
             tpot = _seconds(self._headers.get(headers.TPOT_SLO), headers.TPOT_SLO)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +16,7 @@ from envoy.service.endpoint.v3 import eds_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from ecoserve import grpc_tls, tls
 from ecoserve.proto.v1 import admin_pb2_grpc, session_pb2_grpc
 from ecoserve.scheduler import http, picker
 from ecoserve.scheduler.admin import AdminService
@@ -22,6 +25,8 @@ from ecoserve.scheduler.picker import MOST_BODY_BYTES, Picker
 from ecoserve.scheduler.sessions import WARM_S, SessionService
 from ecoserve.scheduler.store import Store
 
+log = logging.getLogger("ecoserve.scheduler")
+
 HEALTH_SERVICES = (
     "",
     "readiness",
@@ -29,6 +34,7 @@ HEALTH_SERVICES = (
     picker.SERVICE,
 )
 STOP_S = 1.0
+_LOOK_S = 0.2
 
 
 class CannotListen(Exception):
@@ -57,52 +63,51 @@ class _Named:
 
 
 class Server:
-    """The whole scheduler. ``start`` raises ``CannotListen``; ``stop`` is clean and idempotent."""
+    """The whole scheduler. ``start`` raises ``CannotListen``; ``stop`` is clean and idempotent.
+
+    With ``tls_folder`` (see ``ecoserve.tls``) it serves gateways and workers by mutual TLS too, on
+    ``tls_address``, as soon as there is a certificate in the folder; ``tls_port`` is 0 until then.
+    """
 
     def __init__(
-        self, *, grpc_address: str, http_address: str, debug: bool = False, warm_s: float = WARM_S
+        self,
+        *,
+        grpc_address: str,
+        http_address: str,
+        tls_address: str = "",
+        tls_folder: Path | None = None,
+        debug: bool = False,
+        warm_s: float = WARM_S,
     ) -> None:
         self.store = Store(debug=debug)
         self._grpc_address = grpc_address
         self._http_address = http_address
-        self._warm_s = warm_s
+        self._tls_address = tls_address
+        self._tls_folder = tls_folder
         self._server: grpc.aio.Server | None = None
+        self._tls_server: grpc.aio.Server | None = None
+        self._sessions = SessionService(self.store, warm_s=warm_s)
         self._http: _Http | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._health = HealthServicer()
         self.grpc_port = 0
         self.http_port = 0
+        self.tls_port = 0
 
     async def start(self) -> None:
         listening = _bind(self._http_address, "HTTP")
         self.http_port = listening.getsockname()[1]
-        server = grpc.aio.server(
-            options=[
-                # Two schedulers on one port would each get half of the workers.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-            ]
-        )
-        sessions = SessionService(self.store, warm_s=self._warm_s)
+        server = self._serving()
         named: Any = _Named(server)
-        session_pb2_grpc.add_SessionServicer_to_server(  # type: ignore[no-untyped-call]
-            sessions, named
-        )
         admin_pb2_grpc.add_AdminServicer_to_server(  # type: ignore[no-untyped-call]
-            AdminService(self.store, sessions), named
-        )
-        eds_pb2_grpc.add_EndpointDiscoveryServiceServicer_to_server(
-            EndpointService(self.store), named
+            AdminService(self.store, self._sessions), named
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, named)
-        server.add_generic_rpc_handlers((Picker(self.store).handler(),))
         try:
             # gRPC's own words for a port in use are many; so the port is tried before.
             _bind(self._grpc_address, "gRPC").close()
+            if self._tls_folder is not None:
+                _bind(self._tls_address, "gRPC with TLS").close()
             self.grpc_port = server.add_insecure_port(self._grpc_address)
         except (CannotListen, RuntimeError) as error:
             listening.close()
@@ -119,20 +124,69 @@ class Server:
             asyncio.create_task(self._http.serve(sockets=[listening])),
             asyncio.create_task(self.store.sweep_forever()),
         ]
+        if self._tls_folder is not None:
+            self._tasks.append(asyncio.create_task(self._serve_tls(self._tls_folder)))
+
+    def _serving(self) -> grpc.aio.Server:
+        """A server with what gateways and workers call."""
+        server = grpc.aio.server(
+            options=[
+                # Two schedulers on one port would each get half of the workers.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES),
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+            ]
+        )
+        named: Any = _Named(server)
+        session_pb2_grpc.add_SessionServicer_to_server(  # type: ignore[no-untyped-call]
+            self._sessions, named
+        )
+        eds_pb2_grpc.add_EndpointDiscoveryServiceServicer_to_server(
+            EndpointService(self.store), named
+        )
+        server.add_generic_rpc_handlers((Picker(self.store).handler(),))
+        return server
+
+    async def _serve_tls(self, folder: Path) -> None:
+        files = await _first_certificate(folder)
+        server = self._serving()
+        self.tls_port = server.add_secure_port(
+            self._tls_address, grpc_tls.server_credentials(files)
+        )
+        await server.start()
+        self._tls_server = server
+        log.info("gRPC with mutual TLS on %s", self._tls_address)
 
     async def stop(self) -> None:
         """Stops taking calls, gives those under way ``STOP_S`` seconds, and ends."""
         if self._server is None or self._http is None:
             return
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(STOP_S)
+        servers = [server for server in (self._server, self._tls_server) if server is not None]
+        await asyncio.gather(*(server.stop(STOP_S) for server in servers))
         self._http.should_exit = True
-        serving, sweeping = self._tasks
+        serving, *others = self._tasks
         await serving
-        sweeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await sweeping
-        self._server = None
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        self._server = self._tls_server = None
+
+
+async def _first_certificate(folder: Path) -> tls.Files:
+    """Waits until there is one that can be used."""
+    told = ""
+    while True:
+        try:
+            return tls.Files(folder)
+        except tls.Unusable as error:
+            if str(error) != told:
+                told = str(error)
+                log.info("waiting for a certificate: %s", told)
+        await asyncio.sleep(_LOOK_S)
 
 
 def _bind(address: str, what: str) -> socket.socket:

@@ -11,6 +11,7 @@ import grpc
 
 from ecoserve.proto.v1 import session_pb2, session_pb2_grpc
 from ecoserve.scheduler import hello as hellos
+from ecoserve.scheduler import peers
 from ecoserve.scheduler.cluster import Cluster
 from ecoserve.scheduler.config import configure
 from ecoserve.scheduler.hello import Hello
@@ -28,8 +29,9 @@ TOGETHER_S = 3.0
 class Link:
     """One open session: what the worker was told and has answered."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self.hello = hello
+        self.context = context
         self.closed = False
         self.outgoing: asyncio.Queue[session_pb2.SchedulerMessage | None] = asyncio.Queue()
         self.cluster: Cluster | None = None
@@ -86,7 +88,13 @@ class SessionService(session_pb2_grpc.SessionServicer):
         except hellos.BadHello as error:
             yield session_pb2.SchedulerMessage(refused=session_pb2.Refused(reason=str(error)))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        link = Link(hello)
+        link = Link(hello, context)
+        why = self._not_theirs(link)
+        if why is not None:
+            # It must not take the place of one that belongs here.
+            log.warning("%s/%s turned away: %s", hello.cluster, hello.instance, why)
+            yield session_pb2.SchedulerMessage(refused=session_pb2.Refused(reason=why))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         key = (hello.cluster, hello.instance)
         old = self._links.get(key)
         if old is not None:
@@ -168,6 +176,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
     def settle(self, link: Link) -> None:
         """Takes a session as far as it can go now: refused, configured, warmed, accepted."""
         cluster = self._store.clusters.get(link.hello.cluster)
+        why = self._not_theirs(link)
+        if why is not None:
+            # It came before the cluster was declared, or its certificate does not count any more.
+            self._refuse(link, why)
+            link.close()
+            return
         if cluster is not link.cluster:
             link.cluster = cluster
             link.instance = None
@@ -208,6 +222,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
             )
             log.info("%s/%s accepted", link.hello.cluster, link.hello.instance)
             self._store.changed()
+
+    def _not_theirs(self, link: Link) -> str | None:
+        cluster = self._store.clusters.get(link.hello.cluster)
+        return None if cluster is None else peers.refusal(link.context, cluster.spec, "worker")
 
     def _refusal(self, link: Link) -> str | None:
         cluster = link.cluster

@@ -2,7 +2,8 @@
 
 One bidirectional gRPC stream: reports up (on each change, coalesced, at least one a second),
 commands down. A lost stream is opened anew, with backoff and the same incarnation, for as long as
-the worker lives; what ended meanwhile is kept until it is acknowledged.
+the worker lives; what ended meanwhile is kept until it is acknowledged. When the certificate has
+changed, the session moves to a connection with the new one, once the scheduler has taken that.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 import grpc
 
+from ecoserve import grpc_tls, tls
 from ecoserve.proto.v1 import session_pb2 as pb
 from ecoserve.proto.v1.session_pb2_grpc import SessionStub
 from ecoserve_worker.ledger import Ledger, Outcome
@@ -28,22 +31,48 @@ _ACKNOWLEDGED_WITHIN = 2.0  # what is not is sent again
 # A scheduler that comes back is to route again within two seconds, so both stay well below.
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 0.5
 _RECONNECT = (("initial", 100), ("min", 100), ("max", 500))
+_LOOK_S = 1.0  # at the certificate
+_TAKEN_WITHIN_S = 5.0
 
 Handler = Callable[[pb.Command], Awaitable[None]]
 _Stream = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.SchedulerMessage]
 
 
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A connection to the scheduler, and what it is secured with."""
+
+    channel: grpc.aio.Channel
+    material: tls.Material | None
+
+
+class _Renewed(Exception):
+    """The session is to move to another connection."""
+
+    def __init__(self, link: _Link) -> None:
+        self.link = link
+
+
 class Agent:
     """Keeps the session. ``execute`` carries out a command and raises what goes wrong.
 
-    ``hello`` is sent first on each stream; its latency and drain state are kept current.
+    ``hello`` is sent first on each stream; its latency and drain state are kept current. With
+    ``files`` the session is by mutual TLS.
     """
 
-    def __init__(self, target: str, hello: pb.Hello, ledger: Ledger, execute: Handler) -> None:
+    def __init__(
+        self,
+        target: str,
+        hello: pb.Hello,
+        ledger: Ledger,
+        execute: Handler,
+        files: tls.Files | None = None,
+    ) -> None:
         self._target = target
         self._hello = hello
         self._ledger = ledger
         self._execute = execute
+        self._files = files
         self._reports = 0
         self._sent_finished = 0
         self._sent_finished_at = 0.0
@@ -54,26 +83,70 @@ class Agent:
     async def run(self) -> None:
         """Keeps a session up until cancelled."""
         backoff = _BACKOFF_FIRST
-        options = [(f"grpc.{kind}_reconnect_backoff_ms", ms) for kind, ms in _RECONNECT]
-        async with grpc.aio.insecure_channel(self._target, options=options) as channel:
+        link = self._open()
+        try:
             while True:
                 began = time.monotonic()
+                renewed: _Link | None = None
                 try:
-                    await self._session(SessionStub(channel))  # type: ignore[no-untyped-call]
+                    await self._session(link)
                     logger.warning("the scheduler ended the session")
+                except* _Renewed as told:
+                    (renewed,) = (e.link for e in told.exceptions if isinstance(e, _Renewed))
                 except* (grpc.aio.AioRpcError, asyncio.InvalidStateError) as broken:
                     # A report that is written when the stream has just ended gets the second.
                     logger.warning("no session with %s: %s", self._target, _cause(broken))
                 except* Exception:
                     # A fault of ours ends this session, never the answers that are being made.
                     logger.exception("the session failed and is opened anew")
-                if time.monotonic() - began > 5:
-                    backoff = _BACKOFF_FIRST
-                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-                backoff = min(_BACKOFF_MOST, backoff * 2)
+                if renewed is None:
+                    if time.monotonic() - began > 5:
+                        backoff = _BACKOFF_FIRST
+                    await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                    backoff = min(_BACKOFF_MOST, backoff * 2)
+                    if self._is_current(link):
+                        continue
+                    renewed = self._open()
+                link, old = renewed, link
+                await old.channel.close(None)
+        finally:
+            await link.channel.close(None)
 
-    async def _session(self, stub: SessionStub) -> None:
-        stream = stub.Connect()
+    def _open(self) -> _Link:
+        options = [(f"grpc.{kind}_reconnect_backoff_ms", ms) for kind, ms in _RECONNECT]
+        if self._files is None:
+            return _Link(grpc.aio.insecure_channel(self._target, options=options), None)
+        material = self._files.current()
+        credentials = grpc_tls.channel_credentials(material)
+        channel = grpc.aio.secure_channel(self._target, credentials, options=options)
+        return _Link(channel, material)
+
+    def _is_current(self, link: _Link) -> bool:
+        return self._files is None or self._files.current() is link.material
+
+    async def _renew(self, link: _Link) -> None:
+        """Raises ``_Renewed`` when there is a better connection than ``link``."""
+        told: tls.Material | None = None
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._is_current(link):
+                continue
+            new = self._open()
+            try:
+                async with asyncio.timeout(_TAKEN_WITHIN_S):
+                    await new.channel.channel_ready()
+            except BaseException as error:
+                await new.channel.close(None)
+                if not isinstance(error, TimeoutError):
+                    raise
+                if told is not new.material:
+                    told = new.material
+                    logger.warning("with the new certificate there is no connection; the old stays")
+                continue
+            raise _Renewed(new)
+
+    async def _session(self, link: _Link) -> None:
+        stream = SessionStub(link.channel).Connect()  # type: ignore[no-untyped-call]
         try:
             hello = pb.Hello()
             hello.CopyFrom(self._hello)
@@ -85,10 +158,13 @@ class Agent:
             self._sent_finished = 0
             self._sent_latency = self._ledger.latency
             async with asyncio.TaskGroup() as tasks:
-                sending = tasks.create_task(self._send(stream))
+                own = [tasks.create_task(self._send(stream))]
+                if self._files is not None:
+                    own.append(tasks.create_task(self._renew(link)))
                 async for message in _messages(stream):
                     self._take(message)
-                sending.cancel()
+                for task in own:
+                    task.cancel()
         finally:
             stream.cancel()
 

@@ -2,6 +2,7 @@
 
 - takes the headers of ``ecoserve.headers``, gives the request its id and tells the engine of it;
 - refuses with a retryable 503 what another worker should take;
+- tells the stream relay what it needs to continue an answer (``ecoserve_worker.continuation``);
 - holds an answer's head back until the first byte of its body, so that until then a dying engine is
   a status (503, retryable), not a broken stream;
 - lets a begun stream that fails end with an error event and without a ``[DONE]``.
@@ -21,6 +22,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecoserve import headers
+from ecoserve.relay.messages import TEXT_PATH
+from ecoserve_worker.continuation import Continuation
 from ecoserve_worker.ledger import CLIENT_GONE, Call, Ledger
 
 HEALTH = "/ecoserve/health"
@@ -55,9 +58,12 @@ class _Ended(Exception):
 class Gate:
     """ASGI middleware around vLLM's app."""
 
-    def __init__(self, app: ASGIApp, ledger: Ledger) -> None:
+    def __init__(
+        self, app: ASGIApp, ledger: Ledger, continuation: Continuation | None = None
+    ) -> None:
         self._app = app
         self._ledger = ledger
+        self._continuation = continuation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,6 +75,8 @@ class Gate:
             status = 200 if reason is None else 503
             answer = JSONResponse({"ready": reason is None, "reason": reason or ""}, status)
             await answer(scope, receive, send)
+        elif path == TEXT_PATH and self._continuation is not None:
+            await self._continuation(scope, receive, send)
         elif scope["method"] == "POST" and path.startswith(_WORK):
             await self._work(scope, receive, send)
         else:
@@ -103,7 +111,10 @@ class Gate:
         if scope["path"] == _RESPONSES:
             receive = await _with_request_id(receive, f"resp_{id}")
         call = self._ledger.begin(id, waited, slo[headers.TTFT_SLO], slo[headers.TPOT_SLO])
-        answer = _Answer(self._ledger, call, receive, send)
+        limits = None
+        if self._continuation is not None:
+            limits = self._continuation.header(scope["path"])
+        answer = _Answer(self._ledger, call, receive, send, limits)
         try:
             await self._app(scope, answer.receive, answer.send)
         except _Ended:
@@ -126,12 +137,15 @@ class Gate:
 class _Answer:
     """One answer on its way out."""
 
-    def __init__(self, ledger: Ledger, call: Call, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, ledger: Ledger, call: Call, receive: Receive, send: Send, limits: bytes | None
+    ) -> None:
         self.begun = False
         self._ledger = ledger
         self._call = call
         self._receive = receive
         self._send = send
+        self._limits = limits
         self._head: Message | None = None
         self._status = 500
         self._events = False  # a stream of server-sent events
@@ -183,8 +197,9 @@ class _Answer:
         kind = Headers(raw=message.get("headers", [])).get("content-type", "")
         self._events = kind.startswith("text/event-stream")
         if self._status == 503:
-            message.setdefault("headers", [])
-            message["headers"] = [*message["headers"], (headers.RETRYABLE.encode(), b"1")]
+            _add(message, headers.RETRYABLE, b"1")
+        elif self._events and self._limits is not None:
+            _add(message, headers.LIMITS, self._limits)
 
     async def _begin(self, body: bytes) -> None:
         assert self._head is not None
@@ -236,6 +251,10 @@ def _replay(first: Message, then: Receive) -> Receive:
         return messages.pop() if messages else await then()
 
     return receive
+
+
+def _add(head: Message, name: str, value: bytes) -> None:
+    head["headers"] = [*head.get("headers", ()), (name.encode(), value)]
 
 
 def _aborted(body: bytes) -> bool:

@@ -26,6 +26,8 @@ class Options:
     debug: bool
     step_log: Path | None
     drain_timeout: float
+    tls_files: Path | None
+    tls_gateway: str
     stand_alone: bool
     stock: bool
     engine: tuple[str, ...]
@@ -61,11 +63,20 @@ def parse(arguments: list[str]) -> Options:
     add("--debug_mode", action="store_true", help="log each phase switch with its reason")
     add("--step-log", type=Path, help="append a JSON line for each engine step to this file")
     add("--drain-timeout", type=float, default=600.0, help="on SIGTERM (seconds)")
+    add(
+        "--tls-files",
+        type=Path,
+        metavar="FOLDER",
+        help="mutual TLS: tls.crt, tls.key, ca.crt and scheduler-ca.crt; changes are taken over",
+    )
+    add("--tls-gateway", default="", metavar="NAME", help="DNS name in the gateway's certificate")
     add("--stand-alone", action="store_true", help="serve without a scheduler")
     add("--stock", action="store_true", help="stock vLLM scheduling, for comparison")
     given = parser.parse_args(own)
     if not (given.scheduler or given.stand_alone or given.stock):
         parser.error("--scheduler HOST:PORT is needed, or --stand-alone")
+    if bool(given.tls_files) != bool(given.tls_gateway):
+        parser.error("--tls-files and --tls-gateway belong together")
     try:
         slo = SLO(given.ttft_slo, given.tpot_slo)
     except ValueError as error:
@@ -83,6 +94,8 @@ def parse(arguments: list[str]) -> Options:
         debug=given.debug_mode,
         step_log=given.step_log,
         drain_timeout=given.drain_timeout,
+        tls_files=given.tls_files,
+        tls_gateway=given.tls_gateway,
         stand_alone=given.stand_alone,
         stock=given.stock,
         engine=tuple(engine),

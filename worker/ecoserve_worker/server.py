@@ -23,10 +23,12 @@ import uvicorn
 import uvloop
 from msgspec import structs
 
+from ecoserve import tls
 from ecoserve.policy import make
 from ecoserve.policy.state import SLO
 from ecoserve_worker import calibrate, metrics
 from ecoserve_worker.channel import FrontEnd
+from ecoserve_worker.continuation import Continuation
 from ecoserve_worker.engine import cause, configure, first_line, start
 from ecoserve_worker.gate import Gate
 from ecoserve_worker.health import HealthPort
@@ -34,6 +36,7 @@ from ecoserve_worker.ledger import Ledger
 from ecoserve_worker.listen import StartError
 from ecoserve_worker.messages import Settings
 from ecoserve_worker.options import Options
+from ecoserve_worker.secure import secure
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -173,8 +176,12 @@ class Worker:
         app.state.server = argparse.Namespace(should_exit=False)
         self.app = app
         metrics.register(self.ledger)
-        self.gate = Gate(app, self.ledger)
-        return self._http_server(self.gate)
+        self.gate = Gate(app, self.ledger, Continuation.of(app.state))
+        server = self._http_server(self.gate)
+        if self.options.tls_files is not None:
+            files = tls.Files(self.options.tls_files)
+            secure(server.config, files, self.options.tls_gateway)
+        return server
 
     def _http_server(
         self, app: ASGIApp, lifespan: Literal["auto", "off"] = "auto"
@@ -210,7 +217,10 @@ class Worker:
         self.ledger.starting = "waiting for the scheduler"
         from ecoserve_worker.agent import Agent  # gRPC has threads: not before the engine's fork
 
-        await Agent(options.scheduler, self._hello(), self.ledger, self.execute).run()
+        files = None
+        if options.tls_files is not None:
+            files = tls.Files(options.tls_files, tls.SCHEDULER_CA)
+        await Agent(options.scheduler, self._hello(), self.ledger, self.execute, files).run()
 
     async def _calibrated(self) -> LatencyModel:
         config = self.engine.vllm_config.model_config
@@ -245,12 +255,14 @@ class Worker:
         options, config = self.options, self.engine.vllm_config
         cache, scheduler = config.cache_config, config.scheduler_config
         host = f"[{options.host}]" if ":" in options.host else options.host
+        # By TLS a gateway checks the port that it sends to, and with it that it gets in.
+        plain_port = options.health_port if options.tls_files is None else None
         return pb.Hello(
             cluster=options.cluster,
             instance=options.instance,
             incarnation=uuid.uuid4().hex,
             address=f"{host}:{options.port}",
-            health_address=f"{host}:{options.health_port}" if options.health_port else "",
+            health_address=f"{host}:{plain_port}" if plain_port else "",
             model=(self.args.served_model_name or [self.args.model])[0],
             version=__version__,
             limits=pb.Limits(

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Cluster(_message.Message):
-    __slots__ = ("name", "model", "slo", "policy", "policy_settings", "late", "queue_limit", "late_wait_s", "macro_instances", "ramp_s", "debug", "drain_timeout_s")
+    __slots__ = ("name", "model", "slo", "policy", "policy_settings", "late", "queue_limit", "late_wait_s", "macro_instances", "ramp_s", "debug", "drain_timeout_s", "mtls")
     class PolicySettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Cluster(_message.Message):
     RAMP_S_FIELD_NUMBER: _ClassVar[int]
     DEBUG_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MTLS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     slo: _session_pb2.SLO
@@ -40,7 +41,18 @@ class Cluster(_message.Message):
     ramp_s: float
     debug: bool
     drain_timeout_s: float
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., slo: _Optional[_Union[_session_pb2.SLO, _Mapping]] = ..., policy: _Optional[str] = ..., policy_settings: _Optional[_Mapping[str, float]] = ..., late: _Optional[str] = ..., queue_limit: _Optional[int] = ..., late_wait_s: _Optional[float] = ..., macro_instances: _Optional[_Iterable[_Union[MacroInstance, _Mapping]]] = ..., ramp_s: _Optional[float] = ..., debug: _Optional[bool] = ..., drain_timeout_s: _Optional[float] = ...) -> None: ...
+    mtls: MutualTls
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., slo: _Optional[_Union[_session_pb2.SLO, _Mapping]] = ..., policy: _Optional[str] = ..., policy_settings: _Optional[_Mapping[str, float]] = ..., late: _Optional[str] = ..., queue_limit: _Optional[int] = ..., late_wait_s: _Optional[float] = ..., macro_instances: _Optional[_Iterable[_Union[MacroInstance, _Mapping]]] = ..., ramp_s: _Optional[float] = ..., debug: _Optional[bool] = ..., drain_timeout_s: _Optional[float] = ..., mtls: _Optional[_Union[MutualTls, _Mapping]] = ...) -> None: ...
+
+class MutualTls(_message.Message):
+    __slots__ = ("gateway", "worker", "ca")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CA_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    worker: str
+    ca: str
+    def __init__(self, gateway: _Optional[str] = ..., worker: _Optional[str] = ..., ca: _Optional[str] = ...) -> None: ...
 
 class MacroInstance(_message.Message):
     __slots__ = ("name", "instances")

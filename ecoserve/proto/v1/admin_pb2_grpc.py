@@ -28,6 +28,7 @@ if _version_not_supported:
 class AdminStub:
     """Membership and plans, told by whoever runs the cluster: the one-machine launcher or the operator.
     The scheduler's state is soft, so the caller applies again after each (re)connection.
+    Only callers on the scheduler's own machine (in Kubernetes: its Pod) are served.
     """
 
     def __init__(self, channel):
@@ -66,6 +67,7 @@ class AdminStub:
 class AdminServicer:
     """Membership and plans, told by whoever runs the cluster: the one-machine launcher or the operator.
     The scheduler's state is soft, so the caller applies again after each (re)connection.
+    Only callers on the scheduler's own machine (in Kubernetes: its Pod) are served.
     """
 
     def Apply(self, request, context):
@@ -140,6 +142,7 @@ def add_AdminServicer_to_server(servicer, server):
 class Admin:
     """Membership and plans, told by whoever runs the cluster: the one-machine launcher or the operator.
     The scheduler's state is soft, so the caller applies again after each (re)connection.
+    Only callers on the scheduler's own machine (in Kubernetes: its Pod) are served.
     """
 
     @staticmethod
