@@ -21,6 +21,13 @@ SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 # On a response: the worker did not begin this request and another one may (drain, dead engine).
 RETRYABLE = "x-ecoserve-retryable"
 
+# Streams that ask for the relay (`on`) are continued when their worker dies. On the response: `on`,
+# or `off; ` and what stands against it.
+RELAY = "x-ecoserve-relay"
+# On a worker's stream that the relay can continue: what bounds its length
+# (``ecoserve.relay.messages.Limits``).
+LIMITS = "x-ecoserve-limits"
+
 INTERNAL = (REQUEST_ID, WAITED, DESTINATION, DESTINATION_SUBSET)
 
 # What the picker sets, and what it reads.
