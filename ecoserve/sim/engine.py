@@ -76,14 +76,14 @@ def simulate(
     arrivals: Sequence_[Arrival],
     slo: SLO | Sequence_[SLO],
     options: Options = DEFAULTS,
-    stop: Callable[[Outcome], bool] | None = None,
+    stop: Callable[[float, Outcome], bool] | None = None,
 ) -> Result:
     """Plays the arrivals (any order) until all are served or shed.
 
-    ``slo`` is one for all or one for each arrival. ``stop`` is told of each request that is done
-    and ends the simulation by returning True: what is not done then keeps nan times. A request that
-    no instance has the KV for is shed. Raises ``ValueError`` that names the field for what cannot
-    be simulated.
+    ``slo`` is one for all or one for each arrival. ``stop`` is told the time and the request
+    whenever one has come or is done, and ends the simulation by returning True: what is not done
+    then keeps nan times. A request that no instance has the KV for is shed. Raises ``ValueError``
+    that names the field for what cannot be simulated.
     """
     promised = [slo] * len(arrivals) if isinstance(slo, SLO) else slo
     if len(promised) != len(arrivals):
@@ -105,17 +105,17 @@ def simulate(
             name, cluster, role, options, model, tpot, loop.clock, loop.at, result.steps
         )
 
-    def done(outcome: Outcome) -> None:
-        if stop is not None and stop(outcome):
+    def told(outcome: Outcome) -> None:
+        if stop is not None and stop(loop.now, outcome):
             loop.stopped = True
 
     def shed(sequence: Sequence) -> None:
         sequence.outcome.shed = True
-        done(sequence.outcome)
+        told(sequence.outcome)
 
     def ended(sequence: Sequence) -> None:
         lengths.learn(sequence.output)
-        done(sequence.outcome)
+        told(sequence.outcome)
 
     serving = system.build(Workshop(cluster, options, instance, loop.clock, loop.at, shed))
     for one in serving.instances:
@@ -124,6 +124,7 @@ def simulate(
 
     def arrive(number: int, outcome: Outcome) -> None:
         arrival = outcome.arrival
+        told(outcome)
         sequence = Sequence(number, outcome, lengths.expect(arrival.output))
         if serving.instances[0].fits(arrival.prompt, arrival.output):
             serving.arrive(sequence)

@@ -50,11 +50,11 @@ def evaluate(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
     work = cell.workload()
     candidates = prepare(cell)
     tried: list[dict[str, Any]] = []
-    best = candidates[0]
+    best, near = candidates[0], None
     if len(candidates) > 1:
-        best = _search(cell, work, candidates, tried, progress)
+        best, near = _search(cell, work, candidates, tried, progress)
     progress(f"{cell.system.name}: measuring {best.system.name} {best.layout}")
-    found = _goodput(cell, work, best, cell.seeds, cell.resolution, 1.0)
+    found = _goodput(cell, work, best, cell.seeds, cell.resolution, 1.0, near)
     figures: dict[str, Any] = {
         "goodput": found.rate,
         "low": found.low,
@@ -160,17 +160,22 @@ def _search(
     candidates: Sequence[Candidate],
     tried: list[dict[str, Any]],
     progress: Progress,
-) -> Candidate:
-    """Successive halving: short runs weed out, the last three meet in whole ones."""
+) -> tuple[Candidate, float]:
+    """Successive halving: short runs weed out, the last three meet in whole ones. The best, and
+    what it reached."""
     seeds = cell.tune_seeds
+    near: float | None = None  # of the best so far
 
     def rank(field: Sequence[Candidate], part: float, resolution: float) -> list[Candidate]:
-        scored = []
+        nonlocal near
+        scored: list[tuple[float, Candidate]] = []
         for number, one in enumerate(field, 1):
             progress(f"{cell.system.name}: trying {one.system.name} {number}/{len(field)}")
             used = seeds if part == 1 else seeds[:1]
-            rate = _goodput(cell, work, one, used, max(resolution, cell.resolution), part).rate
+            fine = max(resolution, cell.resolution)
+            rate = _goodput(cell, work, one, used, fine, part, near).rate
             scored.append((rate, one))
+            near = max(rate for rate, _ in scored)
             tried.append({**_chosen(one), "part": part, "rate": rate})
         scored.sort(key=lambda pair: pair[0], reverse=True)
         return [one for _, one in scored]
@@ -182,7 +187,9 @@ def _search(
     field = field[:3]
     finer = variants.between(field[0].system, cell.chunks)
     field += [dataclasses.replace(field[0], system=system) for system in finer]
-    return rank(field, 1.0, cell.resolution)[0]
+    best = rank(field, 1.0, cell.resolution)[0]
+    assert near is not None
+    return best, near
 
 
 def _goodput(
@@ -192,6 +199,7 @@ def _goodput(
     seeds: Sequence[int],
     resolution: float,
     part: float,
+    near: float | None,
 ) -> Goodput:
     if one.guess <= 0:  # not even alone does a request keep the SLOs
         return Goodput(0.0, 0.0, 0.0, (0.0,) * len(seeds))
@@ -206,6 +214,7 @@ def _goodput(
         work.slo,
         target=cell.target,
         guess=one.guess,
+        near=near,
         seeds=seeds,
         seconds=part * seconds(cell, one.guess),
         warmup=cell.warmup,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
@@ -16,6 +17,8 @@ from ecoserve.sim.systems import System
 Workload = Callable[[int, int], Sequence[Arrival]]
 """(seed, count) -> that many arrivals in order of time, one a second on average. A longer list
 begins with the shorter ones of its seed."""
+
+_Unit = Callable[[int], Sequence[Arrival]]
 
 # Student's t for 95 %, two-sided, by degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -42,6 +45,7 @@ def goodput(
     *,
     target: float = 0.9,
     guess: float,
+    near: float | None = None,
     seeds: Sequence[int] = (1, 2, 3),
     seconds: float = 600.0,
     warmup: float = 150.0,
@@ -52,12 +56,12 @@ def goodput(
 ) -> Goodput:
     """The highest rate with attainment >= ``target`` and a stable queue.
 
-    Searches around ``guess`` (the fluid bound is a good one) to a relative ``resolution``; 0 where
-    not even a hundredth of it is kept. Each run's arrivals span ``warmup`` + ``seconds`` and those
-    of the warm-up do not count. Every rate of a seed plays the same requests closer together or
-    further apart (common random numbers), so systems are compared on the same requests.
-    ``published``: attainment by the paper's definitions. ``progress`` is told of each run: seed,
-    rate, passed.
+    Searches around ``guess`` (the fluid bound is a good one), or from ``near``, a rate found for
+    much the same, to a relative ``resolution``; 0 where not even a hundredth of the guess is kept.
+    Each run's arrivals span ``warmup`` + ``seconds`` and those of the warm-up do not count. Every
+    rate of a seed plays the same requests closer together or further apart (common random numbers),
+    so systems are compared on the same requests. ``published``: attainment by the paper's
+    definitions. ``progress`` is told of each run: seed, rate, passed.
     """
     if not 0 < target <= 1:
         raise ValueError(f"target must be above 0 and at most 1, not {target}")
@@ -69,12 +73,13 @@ def goodput(
         raise ValueError("seeds must not be empty")
     rates: list[float] = []
     for seed in seeds:
+        unit = _unit(workload, seed)
 
-        def passes(rate: float, seed: int = seed) -> bool:
+        def passes(rate: float, seed: int = seed, unit: _Unit = unit) -> bool:
             kept = _keeps(
                 system,
                 cluster,
-                _at_rate(workload, seed, rate, warmup + seconds),
+                _at_rate(unit, rate, warmup + seconds),
                 slo,
                 target,
                 warmup,
@@ -85,7 +90,7 @@ def goodput(
                 progress(seed, rate, kept)
             return kept
 
-        known = [rate for rate in rates if rate > 0]
+        known = [rate for rate in rates if rate > 0] or ([near] if near else [])
         start, stride = (mean(known), 1 + 2 * resolution) if known else (guess, 1.15)
         rates.append(_highest(passes, start, stride, resolution, _LEAST * guess))
     middle = mean(rates)
@@ -123,9 +128,77 @@ def _highest(
     return good
 
 
-def _at_rate(workload: Workload, seed: int, rate: float, seconds: float) -> list[Arrival]:
-    arrivals = workload(seed, math.ceil(rate * seconds))
-    return [replace(arrival, at=arrival.at / rate) for arrival in arrivals]
+def _unit(workload: Workload, seed: int) -> _Unit:
+    """The workload's first arrivals, drawn anew only when there are to be more than before."""
+    drawn: Sequence[Arrival] = ()
+
+    def first(count: int) -> Sequence[Arrival]:
+        nonlocal drawn
+        if len(drawn) < count:
+            drawn = workload(seed, count)
+        return drawn[:count]
+
+    return first
+
+
+def _at_rate(unit: _Unit, rate: float, seconds: float) -> list[Arrival]:
+    arrivals = unit(math.ceil(rate * seconds))
+    return [Arrival(a.at / rate, a.prompt, a.output, a.blocks) for a in arrivals]
+
+
+class _Judge:
+    """Watches a run and ends it as soon as its verdict is certain, which it does not change.
+
+    It has failed once more than ``allowed`` of the measured requests have missed. One has missed
+    its TTFT when that has passed without a first token, however long the token then takes: past
+    capacity the many that wait are so counted long before they are served. It has passed when all
+    have come and have their first token, or were shed, and no more than are still allowed decode.
+    """
+
+    def __init__(self, arrivals: int, measured: int, allowed: int, warmup: float, published: bool):
+        self.missed = 0
+        self._coming = arrivals
+        self._open = measured
+        self._allowed = allowed
+        self._warmup = warmup
+        self._published = published
+        self._unbegun: deque[Outcome] = deque()
+        self._awaited: deque[Outcome] = deque()  # measured, within their TTFT or not looked at yet
+
+    def __call__(self, now: float, outcome: Outcome) -> bool:
+        """Whether the run may end; told when a request has come and when it is done."""
+        measured = outcome.arrival.at >= self._warmup
+        if outcome.shed or not math.isnan(outcome.end):
+            if measured:
+                self._open -= 1
+                kept = outcome.met_as_published if self._published else outcome.met
+                # A late first token is counted when its time is up.
+                self.missed += outcome.ttft <= outcome.slo.ttft and not kept
+        else:
+            self._coming -= 1
+            self._unbegun.append(outcome)
+            if measured:
+                self._awaited.append(outcome)
+        self._count_late(now)
+        return self.missed > self._allowed or self._certain()
+
+    def end(self) -> None:
+        """Nothing happens any more."""
+        self._count_late(math.inf)
+
+    def _count_late(self, now: float) -> None:
+        awaited = self._awaited
+        while awaited and now - awaited[0].arrival.at > awaited[0].slo.ttft:
+            one = awaited.popleft()
+            self.missed += not one.ttft <= one.slo.ttft
+
+    def _certain(self) -> bool:
+        if self._coming or self._awaited or self.missed + self._open > self._allowed:
+            return False
+        unbegun = self._unbegun
+        while unbegun and (unbegun[0].shed or not math.isnan(unbegun[0].first)):
+            unbegun.popleft()
+        return not unbegun
 
 
 def _keeps(
@@ -138,18 +211,12 @@ def _keeps(
     published: bool,
     options: Options,
 ) -> bool:
-    """Whether the system keeps its promises; the run ends as soon as it cannot any more."""
+    """Whether the system keeps its promises; the run ends as soon as that is certain."""
     counted = sum(arrival.at >= warmup for arrival in arrivals)
     if not counted:
         raise ValueError("seconds: no request arrives after the warm-up")
     allowed = math.floor((1 - target) * counted + 1e-9)
-    missed = 0
-
-    def stop(outcome: Outcome) -> bool:
-        nonlocal missed
-        kept = outcome.met_as_published if published else outcome.met
-        missed += outcome.arrival.at >= warmup and not kept
-        return missed > allowed
-
-    result = simulate(system, cluster, arrivals, slo, options, stop)
-    return missed <= allowed and stable(result.outcomes, warmup)
+    judge = _Judge(len(arrivals), counted, allowed, warmup, published)
+    result = simulate(system, cluster, arrivals, slo, options, judge)
+    judge.end()
+    return judge.missed <= allowed and stable(result.outcomes, warmup)

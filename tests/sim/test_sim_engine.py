@@ -256,15 +256,16 @@ def test_order_of_arrivals_does_not_matter() -> None:
 
 def test_stopping_leaves_the_rest_undone() -> None:
     come = arrivals(*((0.1 * i, 100, 5) for i in range(10)))
-    seen: list[Outcome] = []
+    told: list[tuple[float, Outcome]] = []
 
-    def third(outcome: Outcome) -> bool:
-        seen.append(outcome)
-        return len(seen) == 3
+    def third(now: float, outcome: Outcome) -> bool:
+        told.append((now, outcome))
+        assert now == (outcome.arrival.at if math.isnan(outcome.end) else outcome.end)
+        return sum(not math.isnan(o.end) for _, o in told) == 6  # each was told of twice
 
     outcomes = simulate(VLLM(), one(Plain()), come, LOOSE, stop=third).outcomes
-    assert len(seen) == 3
     assert sum(math.isnan(o.end) for o in outcomes) == 7
+    assert [now for now, _ in told] == sorted(now for now, _ in told)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from plain import Plain
 from ecoserve.policy import POLICIES
 from ecoserve.policy.state import SLO
 from ecoserve.sim.bound import fluid_bound
+from ecoserve.sim.engine import simulate
 from ecoserve.sim.goodput import goodput
 from ecoserve.sim.measure import cost_per_request, stable, summarise
-from ecoserve.sim.records import Arrival, Cluster, Outcome
+from ecoserve.sim.records import Arrival, Cluster, Options, Outcome
 from ecoserve.sim.systems import VLLM, DistServe, EcoServe, MoonCake, Sarathi, System
 
 NAN = math.nan
@@ -167,6 +169,45 @@ def test_goodput_of_a_queue_that_can_be_computed() -> None:
     half = 12.706 * abs(found.rates[0] - found.rates[1]) / 2
     assert (found.low, found.high) == HERE((max(found.rate - half, 0), found.rate + half))
     assert all(kept == (rate <= found.rates[seed - 1]) for seed, rate, kept in seen)
+
+
+@pytest.mark.parametrize(
+    ("system", "published"),
+    [(VLLM(), True), (DistServe(1), True), (DistServe(1), False), (EcoServe("paced"), True)],
+    ids=str,
+)
+def test_ending_a_run_early_does_not_change_its_verdict(system: System, published: bool) -> None:
+    def workload(seed: int, count: int) -> list[Arrival]:
+        rng = np.random.default_rng(seed)
+        gaps = rng.exponential(1.0, 4000).cumsum().tolist()
+        lengths = rng.integers(1, 300, (2, 4000)).tolist()
+        return [Arrival(*request) for request in zip(gaps, *lengths, strict=True)][:count]
+
+    cluster, slo, seconds, warmup, target = Cluster(Plain(), 2), SLO(0.5, 0.05), 20.0, 5.0, 0.95
+    runs: list[tuple[int, float, bool]] = []
+    goodput(
+        system,
+        cluster,
+        workload,
+        slo,
+        target=target,
+        guess=10.0,
+        seeds=(1,),
+        seconds=seconds,
+        warmup=warmup,
+        resolution=0.05,
+        published=published,
+        progress=lambda *run: runs.append(run),
+    )
+    assert {kept for *_, kept in runs} == {True, False}
+    for seed, rate, kept in runs:
+        come = [
+            replace(a, at=a.at / rate) for a in workload(seed, math.ceil(rate * (seconds + warmup)))
+        ]
+        outcomes = simulate(system, cluster, come, slo, Options(seed=seed)).outcomes
+        summary = summarise(outcomes, warmup)
+        met = summary.attainment_as_published if published else summary.attainment
+        assert kept == (met >= target and summary.stable), rate
 
 
 def test_no_rate_keeps_what_cannot_be_kept() -> None:
