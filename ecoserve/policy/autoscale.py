@@ -246,6 +246,8 @@ def _load(signals: Signals, count: int, settings: Settings) -> float | None:
     if settings.strategy == "threshold":
         return load
     arrivals, capacity = signals.arrivals_high, signals.capacity
+    if isinstance(arrivals, Known) and arrivals.value == 0:
+        return load  # of no requests any capacity is enough
     if not (isinstance(arrivals, Known) and isinstance(capacity, Known) and capacity.value > 0):
         return None
     return max(load, arrivals.value / capacity.value)

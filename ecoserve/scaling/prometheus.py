@@ -39,8 +39,10 @@ class Prometheus:
         except (LookupError, TypeError, ValueError):
             raise Unavailable(f"{self._called} gives no time") from None
 
-    def close(self) -> None:
-        """Ends the connection."""
+    def __enter__(self) -> Prometheus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._api.close()
 
     def table(self, query: Query, window: float) -> Table:

@@ -52,15 +52,23 @@ class _Absurd(Exception):
     """A value that cannot be."""
 
 
-def read(source: Source, ttft_slo: float, settings: Settings) -> Signals:
+def read(
+    source: Source, ttft_slo: float, settings: Settings, *, capacity: float | None = None
+) -> Signals:
     """The signals of the cluster that ``source`` is about. Raises ``Unavailable``.
 
-    ``ttft_slo`` is the cluster's TTFT SLO in seconds.
+    ``ttft_slo`` is the cluster's TTFT SLO in seconds, ``capacity`` the requests a second that one
+    instance serves, None to measure it.
     """
     reader = _Reader(source, ttft_slo)
     expand, contract = settings.expand, settings.contract
     predictive = settings.strategy == "predictive"
     other = Unknown("not asked for")
+    served: Signal = other
+    if capacity is not None:
+        served = Known(capacity)
+    elif predictive:
+        served = _signal(contract.use_for, _last, reader.capacity)
     return Signals(
         accepted=_signal(0, _last, reader.accepted),
         violations=_signal(expand.violations_for, min, reader.violations),
@@ -72,7 +80,7 @@ def read(source: Source, ttft_slo: float, settings: Settings) -> Signals:
         saved=_signal(contract.saved_for, min, reader.saved) if contract.saved else other,
         arrivals=_signal(0, _last, reader.arrivals) if predictive else other,
         arrivals_high=_signal(contract.use_for, max, reader.arrivals) if predictive else other,
-        capacity=_signal(contract.use_for, _last, reader.capacity) if predictive else other,
+        capacity=served,
     )
 
 

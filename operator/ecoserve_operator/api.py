@@ -312,7 +312,7 @@ class Macro(Object):
 
 
 class Expand(Object):
-    """When instances are added: either threshold, for as long as it says."""
+    """When instances are added: any threshold, for as long as it says."""
 
     violation_percent: Percent = 5
     """Share of requests that break an SLO, in percent, above which the cluster grows."""
@@ -323,14 +323,24 @@ class Expand(Object):
     within the SLOs."""
     use_for: Annotated[Duration, Within("0s", "24h")] = 5 * MINUTE
     """How long it must stay above."""
+    ttft_percent: Annotated[int, Field(ge=0, le=10000)] = 100
+    """Mean TTFT in percent of its SLO above which the cluster grows."""
+    ttft_for: Annotated[Duration, Within("0s", "24h")] = MINUTE
+    """How long it must stay above."""
+    waiting: Annotated[int, Field(ge=0, le=10000)] = 1
+    """Requests per instance that wait for room, above which the cluster grows."""
+    waiting_for: Annotated[Duration, Within("0s", "24h")] = MINUTE
+    """How long they must be more."""
     cooldown: Annotated[Duration, Within("0s", "24h")] = 3 * MINUTE
     """Least time after a step up before the next one."""
+    starting_for: Annotated[Duration, Within("0s", "24h")] = 5 * MINUTE
+    """Most time that a step up waits for the instances of the last one, while they start."""
     max_step: Annotated[int, Field(ge=1, le=512)] = 4
     """The most instances that one step adds."""
 
 
 class Contract(Object):
-    """When instances are removed: either threshold, for as long as it says."""
+    """When instances are removed: any threshold, for as long as it says, and nothing unknown."""
 
     use_percent: Percent = 40
     """Device use in percent below which the cluster shrinks."""
@@ -339,6 +349,11 @@ class Contract(Object):
     idle_percent: Percent = 60
     """Share of idle instances, in percent, above which the cluster shrinks."""
     idle_for: Annotated[Duration, Within("0s", "24h")] = 10 * MINUTE
+    """How long it must stay above."""
+    saved_percent: Annotated[int, Field(ge=0, le=10000)] = 0
+    """Mean saved TPOT of running requests, in percent of TTFT SLO x (n + 1) / n with n instances,
+    above which the cluster shrinks. 100 is the published bound; 0: not used."""
+    saved_for: Annotated[Duration, Within("0s", "24h")] = 10 * MINUTE
     """How long it must stay above."""
     cooldown: Annotated[Duration, Within("0s", "24h")] = 10 * MINUTE
     """Least time after any step before the next one down."""
@@ -364,17 +379,24 @@ class Autoscaling(Object):
     )
 
     enabled: bool = False
-    """Whether the operator sets spec.replicas. Off for kubectl scale or an HPA. This version does
-    not act on it."""
+    """Whether the operator sets spec.replicas. Off for kubectl scale or an HPA."""
     dry_run: bool = False
     """Decide and tell in the status, but do not scale."""
     strategy: Literal["Threshold", "Predictive"] = "Threshold"
-    """Threshold: the bounds below. Predictive: from the arrival rate and the measured latencies."""
+    """Threshold: the bounds below. Predictive: also the fewest instances that serve the arrival
+    rate within expand.usePercent, before use shows it."""
+    capacity: Annotated[float, Field(ge=0.001, le=1e6)] | None = None
+    """Requests a second that one instance serves within the SLOs, as `ecoserve plan` finds it, for
+    Predictive. Unset: measured, from the arrival rate and the use that it makes."""
     prometheus: (
         Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/\S*)?$", max_length=2048)]
         | None
     ) = None
-    """URL of the Prometheus server, e.g. http://prometheus.monitoring:9090."""
+    """URL of the Prometheus server that scrapes the operator's scheduler, e.g.
+    http://prometheus.monitoring:9090."""
+    stale_after: Annotated[Duration, Within("10s", "15m")] = MINUTE
+    """Age at which a sample no longer counts, and what rates are taken over: four scrapes or more.
+    """
     interval: Annotated[Duration, Within("5s", "1h")] = 15.0
     """Time between two decisions."""
     expand: Expand = Expand()
@@ -744,6 +766,8 @@ class Decision(Object):
     """Instances after."""
     reason: str
     """Why, for people."""
+    dry_run: bool = False
+    """Decided only: spec.autoscaling.dryRun was set."""
 
 
 class GroupStatus(Object):
@@ -800,7 +824,7 @@ class EcoServeClusterStatus(Object):
     scaling: Annotated[list[Decision], Field(max_length=10)] = []
     """The latest decisions of the autoscaler, newest first."""
     conditions: Conditions = []
-    """Ready, Progressing, Degraded, Scaling, and what else there is to tell."""
+    """Ready, Progressing, Degraded, Autoscaling, and what else there is to tell."""
 
 
 class MacroInstanceSpec(Object):

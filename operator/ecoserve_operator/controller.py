@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ecoserve_operator import status, views
 from ecoserve_operator.actions import CreatePod, DeletePod
 from ecoserve_operator.api import EcoServeCluster
+from ecoserve_operator.autoscaler import Autoscaler
 from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, ClusterApi, Json, Kind
 from ecoserve_operator.events import Events
 from ecoserve_operator.execute import Executor, Stale
@@ -65,6 +66,7 @@ class Controller:
         self._namespaces: tuple[str | None, ...] = namespaces or (None,)
         self._executor = Executor(api, self.store, membership, self.events, render)
         self.objects = Objects(api, self.store)
+        self._autoscaler = Autoscaler(api, self.store, self._executor, self.events)
         self._doubtful: set[Key] = set()
         self._failures: dict[Key, deque[float]] = defaultdict(deque)
         self._told: dict[Key, set[str]] = {}
@@ -80,6 +82,7 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.events.run())
             group.create_task(self._resync())
+            group.create_task(self._autoscaler.run())
             for _ in range(WORKERS):
                 group.create_task(self._work())
 
@@ -179,9 +182,8 @@ class Controller:
         problem = status.Condition("Degraded", "True", "InvalidSpec", message)
         others = [c for c in old.get("conditions", ()) if c["type"] != "Degraded"]
         conditions = status.with_times([problem], old, generation, time.time())
-        kept = {name: value for name, value in old.items() if name != "scaling"}
         await self._executor.write_status(
-            key, kept | {"observedGeneration": generation, "conditions": others + conditions}
+            key, old | {"observedGeneration": generation, "conditions": others + conditions}
         )
 
     def hold_until(self, key: Key, now: float) -> float:

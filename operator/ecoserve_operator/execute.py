@@ -39,8 +39,6 @@ from ecoserve_operator.views import stamp
 
 # A Pod that is deleted has nothing left to do, or no time left for it.
 GRACE_S = 30
-# What others write into the status.
-_FOREIGN = ("scaling",)
 
 
 class Stale(Exception):
@@ -111,7 +109,7 @@ class Executor:
         item = self._store.cluster(key)
         if item is None:
             raise Stale
-        if {k: v for k, v in item.get("status", {}).items() if k not in _FOREIGN} == status:
+        if item.get("status", {}) == status:
             return
         metadata = item["metadata"]
         body = {
@@ -135,7 +133,7 @@ class Executor:
         kept = {
             name: value
             for name, value in old.items()
-            if name not in (*_FOREIGN, "lastSplitTime", "lastMergeTime")
+            if name not in ("lastSplitTime", "lastMergeTime")
         }
         await self.write_status(key, kept | roster_fields(roster))
 

@@ -34,6 +34,7 @@ class Desired:
     strategy: Strategy = "Auto"
     ready_timeout: float = 1800.0
     paused: bool = False
+    autoscaled: bool = False
 
     @property
     def wanted(self) -> int:

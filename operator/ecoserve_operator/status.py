@@ -53,8 +53,24 @@ def cluster_status(
         "macroUpper": desired.upper,
         "url": url,
     }
-    found = cluster_conditions(view, done, list(problems))
+    if old.get("scaling"):
+        status["scaling"] = old["scaling"]
+    found = [
+        *cluster_conditions(view, done, list(problems)),
+        autoscaling(old) if desired.autoscaled else NOT_AUTOSCALED,
+    ]
     return status | {"conditions": with_times(found, old, generation, view.observed.now)}
+
+
+NOT_AUTOSCALED = Condition("Autoscaling", "False", "Disabled", "spec.autoscaling is not enabled")
+
+
+def autoscaling(old: Json) -> Condition:
+    """The autoscaler's own condition as the status has it, which only the autoscaler changes."""
+    for item in old.get("conditions", ()):
+        if item["type"] == "Autoscaling" and item["reason"] != NOT_AUTOSCALED.reason:
+            return Condition("Autoscaling", item["status"], item["reason"], item["message"])
+    return Condition("Autoscaling", "Unknown", "NotYetMeasured", "no signal has been read yet")
 
 
 def roster_fields(roster: Roster) -> Json:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from ecoserve.policy.autoscale import Step
 from ecoserve.policy.mitosis import Layout, default_sizes
-from ecoserve_operator.api import EcoServeCluster, EcoServeClusterSpec
+from ecoserve.policy.signals import Contract, Expand, Settings
+from ecoserve_operator.api import Autoscaling, EcoServeCluster, EcoServeClusterSpec
 from ecoserve_operator.cluster_api import Json
 from ecoserve_operator.names import (
     GATE,
@@ -36,6 +38,7 @@ def desired(cluster: EcoServeCluster, revision: str) -> Desired:
         strategy=spec.rollout.strategy,
         ready_timeout=spec.rollout.ready_timeout,
         paused=spec.rollout.paused,
+        autoscaled=spec.autoscaling.enabled,
     )
 
 
@@ -46,6 +49,47 @@ def sizes(spec: EcoServeClusterSpec) -> tuple[int, int]:
         return default_sizes(spec.max_replicas * max(spec.gpus, 1))
     upper = spec.macro.upper
     return spec.macro.lower or (upper + 1) // 2, upper
+
+
+def scaling(spec: Autoscaling) -> Settings:
+    """What autoscaling goes by."""
+    expand, contract = spec.expand, spec.contract
+    return Settings(
+        Expand(
+            violations=expand.violation_percent / 100,
+            violations_for=expand.violation_for,
+            use=expand.use_percent / 100,
+            use_for=expand.use_for,
+            ttft=expand.ttft_percent / 100,
+            ttft_for=expand.ttft_for,
+            waiting=expand.waiting,
+            waiting_for=expand.waiting_for,
+            cooldown=expand.cooldown,
+            max_step=expand.max_step,
+            starting=expand.starting_for,
+        ),
+        Contract(
+            use=contract.use_percent / 100,
+            use_for=contract.use_for,
+            idle=contract.idle_percent / 100,
+            idle_for=contract.idle_for,
+            saved=contract.saved_percent / 100,
+            saved_for=contract.saved_for,
+            cooldown=contract.cooldown,
+            max_step=contract.max_step,
+        ),
+        "predictive" if spec.strategy == "Predictive" else "threshold",
+    )
+
+
+def steps(status: Mapping[str, list[Json]], *, dry_run: bool) -> list[Step]:
+    """The autoscaler's steps that the status tells of, newest first; those that were only decided
+    if ``dry_run``."""
+    return [
+        Step(seconds(item["time"]) or 0.0, item["before"], item["after"])
+        for item in status.get("scaling", ())
+        if dry_run or not item.get("dryRun")
+    ]
 
 
 def roster(cluster: EcoServeCluster) -> Roster | None:
