@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import aiohttp
 from kubernetes.aio import client, config
 
+from ecoserve_operator.metrics import CALLS
+
 Json: TypeAlias = dict[str, Any]
 
 MANAGER = "ecoserve-operator"
@@ -184,6 +186,7 @@ class ClusterApi:
         content: str = "",
     ) -> Json:
         self.calls += 1
+        CALLS.labels(method).inc()
         headers = {"Accept": "application/json", "Content-Type": content or "application/json"}
         try:
             request = await self._client.param_serialize(

@@ -103,7 +103,7 @@ class Lease:
             metadata = {"namespace": self._namespace, "name": self._name}
             await api.create(LEASES, {"metadata": metadata, "spec": spec | {"acquireTime": now}})
             return True
-        old = current["spec"]
+        old = current.get("spec", {})
         holder = old.get("holderIdentity") or ""
         if holder not in ("", self._identity) and not self._expired(current):
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from ecoserve_operator.metrics import QUEUE, RECONCILE
 from ecoserve_operator.store import Key
 
 
@@ -35,6 +36,7 @@ class WorkQueue:
             if due <= now:
                 del self._due[key]
                 self._active[key] = now
+                QUEUE.observe(now - due)
                 return key
             self._wake.clear()
             try:
@@ -45,18 +47,21 @@ class WorkQueue:
 
     def done(self, key: Key) -> None:
         """All that could be done for a key now has been."""
-        del self._active[key]
+        self._ended(key, "done")
         self._failures.pop(key, None)
         self._wake.set()
 
     def failed(self, key: Key, first: float = 0.25, most: float = 30.0) -> float:
         """It has failed and is tried again, later each time; returns after how many seconds."""
-        del self._active[key]
+        self._ended(key, "failed")
         delay = min(first * 2.0 ** self._failures[key], most)
         self._failures[key] = min(self._failures[key] + 1, 30)
         self._due[key] = _now() + delay
         self._wake.set()
         return delay
+
+    def _ended(self, key: Key, outcome: str) -> None:
+        RECONCILE.labels(outcome).observe(_now() - self._active.pop(key))
 
     @property
     def age(self) -> float:

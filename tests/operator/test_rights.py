@@ -121,8 +121,8 @@ def used(log: Path, account: str) -> tuple[set[Right], set[str]]:
 
 
 def install(server: ApiServer, objects: list[Json], folder: Path) -> Path:
-    """Applies service account, roles and bindings; returns a kubeconfig of the account."""
-    kinds = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+    """Applies service account, lease, roles and bindings; returns a kubeconfig of the account."""
+    kinds = ("ServiceAccount", "Lease", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     server.apply([item for item in objects if item["kind"] in kinds])
     account = next(item for item in objects if item["kind"] == "ServiceAccount")["metadata"]["name"]
     answer = server.client.post(
@@ -155,7 +155,6 @@ async def test_rights_granted_are_rights_used(
     }
     monkeypatch.setenv("KUBECONFIG", str(audited.kubeconfig))
     account_of = install(audited, objects, tmp_path)
-    audited.client.delete(f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/eco")
     _log(audited.kubeconfig.parent).write_text("")
     async with operator(
         namespace,
