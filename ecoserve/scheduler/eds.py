@@ -85,6 +85,11 @@ class EndpointService(eds_pb2_grpc.EndpointDiscoveryServiceServicer):  # type: i
         try:
             while not reader.done():
                 answer = stream.answer()
+                if stream.refused:
+                    # Ended, so that it comes again by a connection with the certificate that it
+                    # has then: what was good when this one was made may not be now.
+                    log.warning("no endpoints for %s: %s", context.peer(), stream.refused)
+                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, stream.refused)
                 if answer is not None:
                     yield answer
                 await stream.wake.wait()
@@ -100,7 +105,7 @@ class _Subscription:
     def __init__(self, store: Store, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._store = store
         self._context = context
-        self._told = ""
+        self.refused = ""
         self.wake = asyncio.Event()
         self._names: tuple[str, ...] = ()
         self._sent: dict[str, bytes] | None = None
@@ -127,21 +132,18 @@ class _Subscription:
             self._sent = None
             self.wake.set()
 
-    def _is_theirs(self, cluster: Cluster) -> bool:
-        why = peers.refusal(self._context, cluster.spec, "gateway")
-        if why is not None and why != self._told:
-            self._told = why
-            log.warning("endpoints are not told to %s: %s", self._context.peer(), why)
-        return why is None
-
     def answer(self) -> Any | None:
-        """The next answer; None while there is nothing new to say or not all is known."""
+        """The next answer; None while there is nothing new to say or not all is known, or when it
+        is ``refused``."""
         now = self._store.clock()
         wanted = {}
         for name in self._names:
             cluster = self._store.clusters.get(name)
-            if cluster is None or not self._is_theirs(cluster):
+            if cluster is None:
                 continue
+            self.refused = peers.refusal(self._context, cluster.spec, "gateway") or ""
+            if self.refused:
+                return None
             found = assignment(cluster, now)
             if found is not None:
                 wanted[name] = found

@@ -20,30 +20,10 @@ from cryptography.x509.oid import NameOID
 
 from ecoserve import gateway
 from ecoserve.gateway.__main__ import read_keys, write_keys
+from tests.gateway.mounted import Secret
 from tests.gateway.world import CHAT, MESSAGE, World, free_port, until, world
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
-
-
-class Secret:
-    """A folder as the kubelet mounts a Secret: the files are links, and one rename changes all."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._version = 0
-        folder.mkdir()
-
-    def write(self, files: dict[str, str]) -> None:
-        self._version += 1
-        real = self.folder / f"..{self._version}"
-        real.mkdir()
-        for name, text in files.items():
-            (real / name).write_text(text)
-            if not (self.folder / name).is_symlink():
-                (self.folder / name).symlink_to(Path("..data") / name)
-        new = self.folder / "..data_tmp"
-        new.symlink_to(real.name)
-        new.rename(self.folder / "..data")
 
 
 @pytest.fixture
