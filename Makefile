@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO := ecoserve/proto/v1
 
-.PHONY: up test lint unit soak proto crds lock venv clean
+.PHONY: up test lint unit soak e2e proto crds lock venv clean
 
 up: $(STAMP)
 	@exec $(BIN)/ecoserve up $(ARGS)
@@ -30,9 +30,15 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
-# Long counts: many more examples of each property, large waves of calls, long silences.
+# Long counts: many more examples of each property, large waves of calls, long silences, many kills.
 soak: $(STAMP)
 	ECOSERVE_SOAK=1 $(BIN)/python -m pytest --hypothesis-profile=soak --timeout 3600 $(ARGS)
+	ECOSERVE_SOAK=1 $(BIN)/python -m pytest -rs e2e/kube
+
+# End-to-end tests on the cluster that KUBECONFIG names. It must have the images OPERATOR_IMAGE and
+# WORKER_IMAGE (by default as the README builds them); with an empty WORKER_IMAGE no engine is run.
+e2e: $(STAMP)
+	$(BIN)/python -m pytest -rs e2e/kube $(ARGS)
 
 # Regenerates the gRPC stubs; tests/local/test_proto.py fails when they are not up to date.
 proto: $(STAMP)

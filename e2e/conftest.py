@@ -13,6 +13,9 @@ import pytest
 from e2e.harness import Running, until
 from ecoserve.local.machine import free_ports
 
+# Those on a Kubernetes cluster are `make e2e`'s.
+collect_ignore = ["kube"]
+
 
 @pytest.fixture(scope="session")
 def up(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
