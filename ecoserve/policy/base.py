@@ -34,7 +34,11 @@ class Policy(Protocol):
         ...
 
     def check(self, request: Request, instance: InstanceView, now: float) -> Verdict:
-        """Whether ``instance`` can take ``request`` without breaking a promise."""
+        """Whether ``instance`` can take ``request`` without breaking a promise.
+
+        Monotone: a request that is easier in every respect (fewer tokens and sequences, a later
+        deadline, looser SLOs) is admitted wherever a harder one is.
+        """
         ...
 
     def order(self, request: Request, view: MacroView) -> Iterable[InstanceView]:

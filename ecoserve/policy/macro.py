@@ -9,12 +9,15 @@ otherwise, the costliest late request first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from ecoserve.policy.admission import fits
 from ecoserve.policy.base import Policy
+from ecoserve.policy.latency import LatencyModel
+from ecoserve.policy.line import Line, allowed
 from ecoserve.policy.routing import lightest, load
 from ecoserve.policy.state import InstanceView, MacroView, Request
 
@@ -70,19 +73,22 @@ class MacroScheduler:
         self.queue_limit = queue_limit
         self.late_wait = late_wait
         self.last: str | None = None
-        self._waiting: dict[str, Request] = {}
-        self._late: dict[str, Request] = {}
+        self._waiting = Line()
+        self._late = Line()
         self._overflow: list[Request] = []
+        # Until when no late request has waited too long.
+        self._calm_until = math.inf
+        self._models: tuple[tuple[str, LatencyModel], ...] = ()
 
     @property
     def waiting(self) -> tuple[Request, ...]:
         """Requests that may still be on time, in order of arrival."""
-        return tuple(self._waiting.values())
+        return tuple(self._waiting)
 
     @property
     def late(self) -> tuple[Request, ...]:
         """Requests that cannot be on time any more, in the order in which that was found."""
-        return tuple(self._late.values())
+        return tuple(self._late)
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._late) + len(self._overflow)
@@ -91,17 +97,17 @@ class MacroScheduler:
         """Takes a request in; the next ``dispatch`` routes it, keeps it or sheds it."""
         if request.id in self._waiting or request.id in self._late:
             raise ValueError(f"request {request.id} waits already")
-        self._waiting[request.id] = request
+        self._waiting.add(request)
         if len(self._waiting) + len(self._late) > self.queue_limit:
-            victim = max(self._late.values(), key=lambda r: r.prompt_tokens, default=request)
+            victim = max(self._late, key=lambda r: r.prompt_tokens, default=request)
             self.cancel(victim.id)
             self._overflow.append(victim)
 
     def cancel(self, request_id: str) -> bool:
         """Forgets a request whose client went away; False if it does not wait here."""
         return (
-            self._waiting.pop(request_id, None) is not None
-            or self._late.pop(request_id, None) is not None
+            self._waiting.remove(request_id) is not None
+            or self._late.remove(request_id) is not None
         )
 
     def next_wakeup(self, now: float) -> float | None:
@@ -122,73 +128,119 @@ class MacroScheduler:
 
     def _dispatch_waiting(self, view: MacroView, decisions: list[Routed | Shed]) -> MacroView:
         failures = 0
-        for request in list(self._waiting.values()):
-            able = _allowed(request, view.instances)
-            shortest = min((i.prefill_seconds(request) for i in able), default=0.0)
-            if view.now + shortest > request.deadline:
-                del self._waiting[request.id]
-                if self.late_mode == "shed":
+        models = self._same_models(view)
+        for block in self._waiting.blocks:
+            shortest = block.shortest(view.instances, models)
+            # One request alone is as soon asked about as its block.
+            able = view.instances if len(block) == 1 else self._able(block.easiest, view)
+            if not able and not block.is_pressed(view.now):
+                failures += len(block)
+                if failures >= SCAN_LIMIT:
+                    break
+                continue
+            names = None if len(block) == 1 else frozenset(i.name for i in able)
+            for request in list(block.requests.values()):
+                if view.now + shortest[request.id] > request.deadline:
+                    self._waiting.remove(request.id)
+                    self._too_late(request, view, decisions)
+                    continue
+                chosen = self._first_that_passes(request, view, names)
+                if chosen is not None:
+                    self._waiting.remove(request.id)
+                    self.last = chosen.name
+                    others = allowed(request, view.instances)
                     decisions.append(
-                        Shed(request, "its TTFT can no longer be met", self._retry_after(view))
+                        _routed(request, chosen, others, late=False, reason="admitted")
                     )
-                else:
-                    self._late[request.id] = request
-                continue
-            chosen = self._first_that_passes(request, MacroView(view.now, able, view.last))
-            if chosen is not None:
-                del self._waiting[request.id]
-                self.last = chosen.name
-                decisions.append(_routed(request, chosen, able, late=False, reason="admitted"))
-                if len(self):
-                    view = _after(view, chosen, request)
-                continue
-            failures += 1
-            # A request whose time runs out is not overtaken: what frees up next is its own. That
-            # lasts for its own prefill time at most, then it is routed or late.
-            if failures >= SCAN_LIMIT or request.deadline - view.now < 2 * shortest:
-                break
+                    if len(self):
+                        view = _after(view, chosen, request)
+                    continue
+                failures += 1
+                # A request whose time runs out is not overtaken: what frees up next is its own.
+                # That lasts for its own prefill time at most, then it is routed or late.
+                pressed = request.deadline - view.now < 2 * shortest[request.id]
+                if failures >= SCAN_LIMIT or pressed:
+                    return view
         return view
 
-    def _first_that_passes(self, request: Request, view: MacroView) -> InstanceView | None:
-        for instance in self.policy.order(request, view):
-            if self.policy.check(request, instance, view.now).admitted:
+    def _same_models(self, view: MacroView) -> object:
+        """The same object as long as the instances and their latency models are the same."""
+        models = tuple((i.name, i.latency) for i in view.instances)
+        if models != self._models:
+            self._models = models
+        return self._models
+
+    def _able(self, request: Request, view: MacroView) -> tuple[InstanceView, ...]:
+        check = self.policy.check
+        return tuple(i for i in view.instances if check(request, i, view.now).admitted)
+
+    def _too_late(self, request: Request, view: MacroView, decisions: list[Routed | Shed]) -> None:
+        if self.late_mode == "shed":
+            reason = "its TTFT can no longer be met"
+            decisions.append(Shed(request, reason, self._retry_after(view)))
+        else:
+            self._late.add(request)
+            self._calm_until = min(self._calm_until, request.deadline + self.late_wait)
+
+    def _first_that_passes(
+        self, request: Request, view: MacroView, names: frozenset[str] | None
+    ) -> InstanceView | None:
+        """The policy's first choice of those that can take it; ``names``: no other can."""
+        instances = allowed(request, view.instances)
+        check, now = self.policy.check, view.now
+        if names is not None:
+            able = [i for i in instances if i.name in names]
+            names = frozenset(i.name for i in able if check(request, i, now).admitted)
+            if not names:
+                return None
+        for instance in self.policy.order(request, MacroView(now, instances, view.last)):
+            if names is not None:
+                if instance.name in names:
+                    return instance
+            elif check(request, instance, now).admitted:
                 return instance
         return None
 
     def _dispatch_late(self, view: MacroView, decisions: list[Routed | Shed]) -> None:
-        for request in list(self._late.values()):
-            able = _allowed(request, view.instances)
-            overdue = view.now >= request.deadline + self.late_wait
-            chosen: InstanceView | None = None
-            reason = "late, and nothing else waits"
-            if not self._waiting:
-                chosen = min((i for i in able if _idle_enough(request, i)), key=load, default=None)
-            if chosen is None and overdue:
-                chosen = min(able, key=load, default=None)
-                reason = "late, and has waited long enough"
-            if chosen is not None:
-                del self._late[request.id]
-                decisions.append(_routed(request, chosen, able, late=True, reason=reason))
-                view = _after(view, chosen, request)
-            elif overdue:
-                del self._late[request.id]
-                decisions.append(Shed(request, "no instance", self._retry_after(view)))
+        now = view.now
+        for block in self._late.blocks:
+            idle = () if self._waiting else tuple(i for i in view.instances if i.backlog <= 0)
+            if now < self._calm_until:
+                if not idle:
+                    return
+                if not any(_idle_enough(block.easiest, i) for i in idle):
+                    continue
+            for request in list(block.requests.values()):
+                able = allowed(request, view.instances)
+                overdue = now >= request.deadline + self.late_wait
+                chosen: InstanceView | None = None
+                reason = "late, and nothing else waits"
+                if not self._waiting:
+                    idle_enough = (i for i in able if _idle_enough(request, i))
+                    chosen = min(idle_enough, key=load, default=None)
+                if chosen is None and overdue:
+                    chosen = min(able, key=load, default=None)
+                    reason = "late, and has waited long enough"
+                if chosen is not None:
+                    self._late.remove(request.id)
+                    decisions.append(_routed(request, chosen, able, late=True, reason=reason))
+                    view = _after(view, chosen, request)
+                elif overdue:
+                    self._late.remove(request.id)
+                    decisions.append(Shed(request, "no instance", self._retry_after(view)))
+        if now >= self._calm_until:
+            self._calm_until = min(
+                (r.deadline + self.late_wait for r in self._late), default=math.inf
+            )
 
     def _retry_after(self, view: MacroView) -> float:
         """Seconds until the prefills pending and waiting are through, 1 to 60."""
         if not view.instances:
             return 1.0
-        queued = [*self._waiting.values(), *self._late.values()]
-        first = view.instances[0]
+        model = view.instances[0].latency
         pending = sum(i.backlog for i in view.instances)
-        pending += sum(first.prefill_seconds(request) for request in queued)
+        pending += self._waiting.prefill_seconds(model) + self._late.prefill_seconds(model)
         return min(max(pending / len(view.instances), 1.0), 60.0)
-
-
-def _allowed(request: Request, instances: tuple[InstanceView, ...]) -> tuple[InstanceView, ...]:
-    if request.allowed is None:
-        return instances
-    return tuple(i for i in instances if i.name in request.allowed)
 
 
 def _idle_enough(request: Request, instance: InstanceView) -> bool:

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from ideal import GPU, IdealEngine, Sequence
 
 from ecoserve.policy import POLICIES, make
-from ecoserve.policy.macro import SCAN_LIMIT, MacroScheduler, Routed, Shed
+from ecoserve.policy.macro import MacroScheduler, Routed, Shed
 from ecoserve.policy.state import NO_DECODES, SLO, Decodes, InstanceView, MacroView, Request
 
 LOOSE = SLO(ttft=5.0, tpot=0.1)
@@ -276,29 +276,6 @@ def test_a_warming_instance_offers_only_its_share() -> None:
     assert policy.check(heavy, instance(), 0.0).admitted
     assert policy.check(heavy, instance(weight=0.2), 0.0).reason == "ttft"
     assert policy.check(request(prompt=100), instance(weight=0.2), 0.0).admitted
-
-
-def test_a_scan_of_a_long_queue_is_bounded() -> None:
-    asked = []
-
-    class Counting:
-        name = "paced"
-
-        def step(self, view):  # type: ignore[no-untyped-def]
-            raise AssertionError
-
-        def order(self, request, view):  # type: ignore[no-untyped-def]
-            return view.instances
-
-        def check(self, request, one, now):  # type: ignore[no-untyped-def]
-            asked.append(request.id)
-            return make("paced").check(request, one, now)
-
-    scheduler = MacroScheduler(Counting(), queue_limit=1000)
-    for i in range(500):
-        scheduler.offer(request(f"r{i}"))
-    scheduler.dispatch(view(instance(room=0)))
-    assert len(asked) == SCAN_LIMIT
 
 
 @pytest.mark.parametrize(
