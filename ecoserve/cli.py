@@ -90,6 +90,12 @@ def up(
         bool,
         typer.Option("--compile", help="Have torch compile the model: faster, but starts slowly."),
     ] = False,
+    relay: Annotated[
+        bool,
+        typer.Option(
+            "--relay", help="Streams that ask for it go on on another worker when theirs dies."
+        ),
+    ] = False,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running answers get when it is stopped.")
     ] = 30.0,
@@ -127,6 +133,7 @@ def up(
         logs=logs,
         engine_args=words,
         compile=compile,
+        relay=relay,
         drain_timeout=drain_timeout,
         run_dir=run_dir,
     )

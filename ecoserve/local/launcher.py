@@ -132,13 +132,16 @@ class Launcher:
     async def _start(self) -> None:
         options, display = self._options, self._display
         if options.logs:
-            files = {name: self._log(name) for name in ("scheduler", "envoy", *self._names)}
+            others = ("scheduler", "envoy", *(["relay"] if options.relay else []))
+            files = {name: self._log(name) for name in (*others, *self._names)}
             self._tasks.append(asyncio.create_task(logs.follow(files, display.console)))
         display.line("·", f"Logs in {options.directory / 'logs'}", "dim")
         await self._supervisor.start(self._scheduler())
         for spec in self._workers():
             await self._supervisor.start(spec)
         await self._supervisor.start(self._envoy())
+        if options.relay:
+            await self._supervisor.start(self._relay())
         async with admin.Admin(self._addresses.grpc, CLUSTER) as scheduler:
             derived = await self._agree(scheduler)
         declared = self._cluster(derived.slo)
@@ -256,12 +259,20 @@ class Launcher:
         return specs
 
     def _envoy(self) -> Spec:
-        config = gateway_config(self._options, self._addresses.envoy_admin, self._addresses.grpc)
+        addresses, options = self._addresses, self._options
+        relay = self._supervisor.temporary if options.relay else None
+        config = gateway_config(options, addresses.envoy_admin, addresses.grpc, relay)
         # Keys are in it, so it lies in the private temporary folder rather than beside the logs.
         file = self._supervisor.temporary / "envoy.json"
         file.write_text(json.dumps(gateway.build(config), indent=1))
         file.chmod(0o600)
         return Spec("envoy", tuple(gateway.command(config, file)), self._log("envoy"))
+
+    def _relay(self) -> Spec:
+        command = [sys.executable, "-m", "ecoserve.relay"]
+        command += ["--sockets", str(self._supervisor.temporary)]
+        command += ["--drain-timeout", str(self._options.drain_timeout)]
+        return Spec("relay", tuple(command), self._log("relay"))
 
     # --- life and end
 
@@ -300,7 +311,10 @@ class Launcher:
             *(self._supervisor.stop(name, grace, self._hurry) for name in self._names)
         )
         await asyncio.gather(
-            *(self._supervisor.stop(name, _STOP, self._hurry) for name in ("envoy", "scheduler"))
+            *(
+                self._supervisor.stop(name, _STOP, self._hurry)
+                for name in ("envoy", "relay", "scheduler")
+            )
         )
         for task in self._tasks:
             task.cancel()

@@ -40,6 +40,7 @@ class Options:
     logs: bool = False
     engine_args: tuple[str, ...] = ()
     compile: bool = False
+    relay: bool = False
     drain_timeout: float = 30.0
     run_dir: Path | None = None
 
@@ -87,9 +88,11 @@ def check(options: Options) -> None:
         )
 
 
-def gateway_config(options: Options, admin: str, scheduler: str) -> GatewayConfig:
-    """The gateway's settings; ``admin`` and ``scheduler`` are host:port. ``ValueError`` if one of
-    the user's does not fit."""
+def gateway_config(
+    options: Options, admin: str, scheduler: str, relay: Path | None = None
+) -> GatewayConfig:
+    """The gateway's settings; ``admin`` and ``scheduler`` are host:port, ``relay`` is the folder of
+    the relay's sockets. ``ValueError`` if one of the user's does not fit."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     return GatewayConfig(
         listen=f"{host}:{options.port}",
@@ -100,6 +103,7 @@ def gateway_config(options: Options, admin: str, scheduler: str) -> GatewayConfi
         api_keys=options.api_keys,
         drain_s=options.drain_timeout,
         access_log="/dev/stdout",
+        relay=None if relay is None else str(relay),
     )
 
 

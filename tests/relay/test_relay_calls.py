@@ -1,0 +1,184 @@
+"""Calls through a relay over real sockets, to workers that die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ecoserve import headers
+from ecoserve.relay.app import MOST_BREAKS
+from tests.gateway.world import until
+from tests.relay.engine import CHAT, COMPLETIONS, Engine, ids
+from tests.relay.gateway import Death, Gateway, How, relay
+from tests.relay.test_relay_answer import PROMPT, Seen, body
+
+ON = {headers.RELAY: "on"}
+ANSWER = "the 🙂 cat, 你好 and abcabc the dog. " * 2
+ASKED = {"stream_options": {"include_usage": True}, "max_tokens": 60}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for the paths of sockets."""
+    with tempfile.TemporaryDirectory(prefix="relay-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    engine = Engine()
+    engine.give(ids(PROMPT), ids(ANSWER))
+    return Gateway(engine)
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Those of a stream that ended well."""
+    assert answer.status_code == 200, answer.text
+    datas = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert datas.pop() == "[DONE]"
+    return [json.loads(data) for data in datas]
+
+
+def uncut(gateway: Gateway, path: str, asked: dict[str, Any]) -> Any:
+    return Seen.of(list(gateway.engine.stream(path, asked))).shape()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("how", ["reset", "error", "end"])
+async def test_a_stream_survives_its_workers(
+    gateway: Gateway, folder: Path, path: str, how: How
+) -> None:
+    whole = uncut(gateway, path, body(path, **ASKED))
+    assert len(whole[2]) > 40
+    async with relay(gateway, folder) as client:
+        for after in ([0], [1], [2], [20], [1, 1], [5, 0, 7]):
+            gateway.deaths = [Death(number, how) for number in after]
+            gateway.calls.clear()
+            answer = await client.post(path, json=body(path, **ASKED), headers=ON)
+            assert Seen.of(events(answer)).shape() == whole, after
+            assert answer.headers[headers.RELAY] == "on"
+            assert headers.LIMITS not in answer.headers
+            assert not gateway.deaths
+            assert len(gateway.calls) == len(after) + 1
+            assert all(headers.RELAY not in call[1] for call in gateway.calls)
+
+
+async def test_a_worker_that_dies_between_the_last_token_and_the_end_is_not_missed(
+    gateway: Gateway, folder: Path
+) -> None:
+    whole = uncut(gateway, CHAT, body(CHAT, **ASKED))
+    async with relay(gateway, folder) as client:
+        for left in (1, 2):
+            gateway.calls.clear()
+            gateway.deaths = [Death(-left)]
+            answer = await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON)
+            assert Seen.of(events(answer)).shape() == whole
+            assert len(gateway.calls) == left
+
+
+async def test_it_waits_for_a_worker_and_no_longer_than_it_may(
+    gateway: Gateway, folder: Path
+) -> None:
+    whole = uncut(gateway, CHAT, body(CHAT, **ASKED))
+    async with relay(gateway, folder, patience=1.0) as client:
+        gateway.deaths, gateway.refusals = [Death(9)], []
+        asked = asyncio.create_task(client.post(CHAT, json=body(CHAT, **ASKED), headers=ON))
+        await until("it has begun", lambda: gateway.calls)
+        gateway.refusals = [503, 429, 503]
+        assert Seen.of(events(await asked)).shape() == whole
+
+        gateway.deaths, gateway.refusals = [Death(9)], []
+        asked = asyncio.create_task(client.post(CHAT, json=body(CHAT, **ASKED), headers=ON))
+        await until("the first is there", lambda: not gateway.deaths)
+        gateway.refusals = [503] * 100
+        lost(await asked, "503")
+
+
+def lost(answer: httpx.Response, reason: str) -> None:
+    """The client sees that the stream is not whole, and why."""
+    last = answer.text.split("\n\n")[-2]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert reason in error["message"]
+    assert error["code"] == 503
+    assert "[DONE]" not in answer.text
+    assert "the 🙂 cat" in "".join(
+        json.loads(data.removeprefix("data: "))["choices"][0]["delta"]["content"]
+        for data in answer.text.split("\n\n")[:-2]
+    )
+
+
+async def test_a_call_that_kills_its_workers_is_given_up(gateway: Gateway, folder: Path) -> None:
+    async with relay(gateway, folder) as client:
+        gateway.deaths = [Death(12)] * (MOST_BREAKS + 5)
+        lost(await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON), "broke off")
+        assert len(gateway.calls) == MOST_BREAKS + 1
+
+
+async def test_what_another_worker_refuses_is_the_end(gateway: Gateway, folder: Path) -> None:
+    async with relay(gateway, folder) as client:
+        gateway.deaths = [Death(30)]
+        asked = asyncio.create_task(client.post(CHAT, json=body(CHAT, **ASKED), headers=ON))
+        await until("the first is there", lambda: not gateway.deaths)
+        gateway.refusals = [400]
+        lost(await asked, "400")
+
+
+async def test_what_cannot_be_continued_passes_untouched(gateway: Gateway, folder: Path) -> None:
+    async with relay(gateway, folder) as client:
+        raw = b'{"input": "x",   "odd": \xff}'
+        answer = await client.post("/v1/embeddings?a=b%20c", content=raw, headers=ON)
+        assert (answer.status_code, answer.content) == (201, raw)
+        assert answer.headers["x-own"] == "yes"
+        assert answer.headers["query"] == "a=b%20c"
+        assert answer.headers[headers.RELAY] == "off; /v1/embeddings"
+        # A stream, too: it comes as the worker gives it, and it breaks as the worker does.
+        asked = body(CHAT, n=1, logprobs=True)
+        answer = await client.post(CHAT, json=asked, headers=ON)
+        assert answer.headers[headers.RELAY] == "off; logprobs"
+        assert gateway.calls[-1][2] == asked
+        gateway.deaths = [Death(4)]
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.post(CHAT, json=asked, headers=ON)
+        answer = await client.post(CHAT, json={**asked, "stream": False}, headers=ON)
+        assert answer.headers[headers.RELAY] == "off; no stream"
+
+
+async def test_a_worker_that_parses_answers_is_not_continued(
+    gateway: Gateway, folder: Path
+) -> None:
+    gateway.limits = False
+    whole = uncut(gateway, CHAT, body(CHAT, **ASKED))
+    async with relay(gateway, folder) as client:
+        answer = await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON)
+        assert answer.headers[headers.RELAY] == "off; the worker parses the answer"
+        assert Seen.of(events(answer)).shape() == whole
+        gateway.deaths = [Death(12)]
+        lost(await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON), "broke off")
+
+
+async def test_errors_are_passed_on(gateway: Gateway, folder: Path) -> None:
+    async with relay(gateway, folder) as client:
+        gateway.refusals = [429]
+        answer = await client.post(CHAT, json=body(CHAT), headers=ON)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["message"] == "not now"
+        answer = await client.post(CHAT, json=body(CHAT), headers={headers.RELAY: "yes"})
+        assert answer.status_code == 400
+        assert headers.RELAY in answer.json()["error"]["message"]
+
+
+async def test_a_client_that_leaves_frees_the_worker(gateway: Gateway, folder: Path) -> None:
+    gateway.stall = True
+    async with relay(gateway, folder) as client:
+        request = client.build_request("POST", CHAT, json=body(CHAT), headers=ON)
+        response = await client.send(request, stream=True)
+        assert gateway.open == 1
+        await response.aclose()
+        await until("the worker is free", lambda: gateway.open == 0)
