@@ -165,7 +165,7 @@ class Autoscaler:
         if count != seen:
             self._by_others[key] = Step(now, seen, count)
         self._seen[key] = count
-        return steps + [self._by_others[key]] * (key in self._by_others)
+        return [*steps, self._by_others[key]] if key in self._by_others else steps
 
     async def _scale(self, key: Key, item: Json, replicas: int) -> None:
         metadata = item["metadata"]

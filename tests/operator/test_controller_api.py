@@ -39,6 +39,7 @@ async def test_from_creation_to_deletion(esc: Operator) -> None:
         "Degraded": "False",
         "ReplicasClamped": "False",
         "Drained": "True",
+        "Autoscaling": "False",
     }
     assert all(c["reason"] and c["observedGeneration"] >= 1 for c in conditions.values())
     await esc.tells("Scaled", "MacroInstanceMade", "Created", "Accepted")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -67,10 +65,12 @@ def prometheus(folder: Path, config: str = "") -> Iterator[str]:
         port = sock.getsockname()[1]
     (folder / "prometheus.yml").write_text(config)
     log = folder / "prometheus.log"
-    libc = ctypes.CDLL(None)
     with log.open("wb") as out:
         process = subprocess.Popen(
             [
+                # It must not outlive a run that is killed. (To say so in the child, before it is
+                # replaced, may hang where gRPC has threads.)
+                *("setpriv", "--pdeathsig", "KILL"),
                 binary("prometheus"),
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder}",
@@ -78,8 +78,6 @@ def prometheus(folder: Path, config: str = "") -> Iterator[str]:
             ],
             stdout=out,
             stderr=subprocess.STDOUT,
-            # PR_SET_PDEATHSIG: it must not outlive a run that is killed.
-            preexec_fn=lambda: libc.prctl(1, signal.SIGKILL),
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -1,0 +1,153 @@
+"""The autoscaler against a real API server and a real Prometheus whose history is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ecoserve_operator.cluster_api import EVENTS, Json
+
+from tests.operator.control_world import until
+from tests.operator.kube_api import ApiServer
+from tests.operator.operated import Operator, operator
+from tests.scaling.prometheus_server import History, prometheus
+from tests.scaling.recorded import Load, level
+
+LOADS = {
+    "late": Load(count=2, violated=4.0),
+    "dry": Load(count=2, violated=4.0),
+    "off": Load(count=2, violated=4.0),
+    "low": Load(count=4, use=level(0.1)),
+    "nan": Load(count=4, use=level(math.nan)),
+    "gone": Load(count=4, use=level(0.1), change={"ecoserve_sheds_total": level(None)}),
+}
+
+
+@pytest.fixture
+async def world(
+    kube: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Operator]:
+    monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
+    async with operator(namespace) as found:
+        yield found
+
+
+async def create(world: Operator, name: str, url: str, **given: object) -> Operator:
+    """A cluster as large as its load says, that is scaled."""
+    one = replace(world, cluster_name=name)
+    autoscaling = {"enabled": True, "prometheus": url, "interval": "5s"} | given
+    await one.create(replicas=LOADS[name].count, maxReplicas=8, autoscaling=autoscaling)
+    return one
+
+
+async def reason(one: Operator, wanted: str) -> Json:
+    """Waits until the autoscaler's condition has that reason."""
+
+    async def so() -> Json | None:
+        condition = await one.condition("Autoscaling")
+        return condition if condition.get("reason") == wanted else None
+
+    found: Json = await until(so, f"{one.cluster_name}: Autoscaling is not {wanted}")
+    return found
+
+
+async def status(one: Operator) -> Json:
+    found: Json = (await one.cluster())["status"]
+    return found
+
+
+async def replicas(one: Operator) -> int:
+    return int((await one.cluster())["spec"]["replicas"])
+
+
+async def runs(one: Operator, count: int) -> None:
+    """Waits until the cluster is to have so many instances, and has them."""
+
+    async def so() -> bool:
+        item = await one.cluster()
+        found = (item["spec"]["replicas"], item.get("status", {}).get("readyReplicas"))
+        return found == (count, count)
+
+    await until(so, f"{one.cluster_name} has not {count} instances")
+
+
+async def told(one: Operator) -> dict[str, str]:
+    """Messages of its events, by reason."""
+    events = (await one.api.list_all(EVENTS, one.namespace))[0]
+    mine = [e for e in events if e["involvedObject"]["name"] == one.cluster_name]
+    return {event["reason"]: event["message"] for event in mine}
+
+
+async def test_it_scales_by_what_prometheus_says_and_never_without(
+    world: Operator, tmp_path: Path
+) -> None:
+    history = History()
+    for name, load in LOADS.items():
+        load.write(history, f"{world.namespace}/{name}")
+    history.write(tmp_path)
+    with prometheus(tmp_path) as url:
+        late = await create(world, "late", url)
+        dry = await create(world, "dry", url, dryRun=True)
+        off = await create(world, "off", url, enabled=False)
+        low = await create(world, "low", url)
+        nan = await create(world, "nan", url)
+        gone = await create(world, "gone", url)
+
+        # 40 % of two instances' requests are late: one more, and no other within the cooldown.
+        await runs(late, 3)
+        condition = await reason(late, "Cooldown")
+        assert condition["status"] == "True"
+        assert condition["message"] == (
+            "SLO violations stayed above 5 % for 1 min; the last step up was less than 3 min ago"
+        )
+        (step,) = (await status(late))["scaling"]
+        assert (step["before"], step["after"]) == (2, 3)
+        assert step["reason"].startswith("SLO violations stayed above 5 % for 1 min (40 % at")
+        assert "from 2 to 3 instances: SLO violations" in (await told(late))["Expanded"]
+
+        await runs(low, 3)
+        await reason(low, "Cooldown")
+        assert (await told(low))["Contracted"] == (
+            "from 4 to 3 instances: use stayed below 40 % for 10 min (10 % at most)"
+        )
+
+        condition = await reason(dry, "Cooldown")
+        (step,) = (await status(dry))["scaling"]
+        assert step["dryRun"]
+        assert (step["before"], step["after"]) == (2, 3)
+        assert condition["message"].startswith("dry run: ")
+        assert (await told(dry))["DryRun"].startswith("would go from 2 to 3 instances: ")
+
+        for one, words in (
+            (nan, "ecoserve_instance_use of i-0 is nan, which cannot be"),
+            (gone, "SLO violations: no data"),
+        ):
+            condition = await reason(one, "SignalsUnknown")
+            assert condition["status"] == "False"
+            assert words in condition["message"]
+
+        # A number set by hand stands, and starts a cooldown as a step does.
+        await gone.scale(5)
+        await runs(gone, 5)
+        assert (await off.condition("Autoscaling"))["reason"] == "Disabled"
+        await dry.change(autoscaling={"dryRun": False})
+        await runs(dry, 3)
+
+    # Prometheus is gone.
+    everyone = [late, dry, off, low, nan, gone]
+    before = [await replicas(one) for one in everyone]
+    assert before == [3, 3, 2, 3, 4, 5]
+    for one in (late, dry, low, nan, gone):
+        condition = await reason(one, "PrometheusUnavailable")
+        assert condition["status"] == "False"
+        assert condition["message"].endswith("cannot be reached")
+    assert [await replicas(one) for one in everyone] == before
+    assert [len((await status(one)).get("scaling", ())) for one in everyone] == [1, 2, 0, 1, 0, 0]
+    # The controller forgets nothing when it restarts: a history is in the status.
+    await world.stop()
+    await world.start()
+    await reason(late, "PrometheusUnavailable")
+    assert len((await status(late))["scaling"]) == 1
