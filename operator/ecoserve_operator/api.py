@@ -464,6 +464,18 @@ class SecretReference(Object):
     """Name of the Secret."""
 
 
+class Relay(Object):
+    """The stream relay, a process in Python beside each Envoy. Streams that ask for it with the
+    header x-ecoserve-relay go through it, and go on on another worker when theirs dies."""
+
+    enabled: bool = False
+    """Whether there is one."""
+    resources: Resources = Resources(
+        requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "512Mi"}
+    )
+    """Its CPU and memory."""
+
+
 class Gateway(Object):
     """The Envoy that clients talk to."""
 
@@ -490,6 +502,8 @@ class Gateway(Object):
         requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "512Mi"}
     )
     """CPU and memory of an Envoy Pod."""
+    relay: Relay = Relay()
+    """The stream relay."""
     pod_template: PodOverlay = {}
     """Overlay of the gateway's Pods (metadata, spec), merged as kubectl patch --type=strategic
     does."""

@@ -61,6 +61,7 @@ with TLS and keys:
     bodyLimit: 4Mi
     idleTimeout: 5m
     podTemplate: {spec: {priorityClassName: high}}
+with a relay: {gateway: {relay: {enabled: true, resources: {requests: {cpu: 2}}}}}
 with peers:
   networkPolicy:
     prometheus: [{namespaceSelector: {matchLabels: {name: monitoring}}}]
@@ -376,6 +377,20 @@ def test_another_configuration_is_another_gateway_pod() -> None:
 
     assert digest({}) == digest({"replicas": 4})
     assert digest({}) != digest({"bodyLimit": "1Mi"})
+
+
+def test_a_relay_shares_its_sockets_with_envoy_and_nothing_else() -> None:
+    made = objects("with a relay")
+    pod = made["Deployment/demo-gateway"]["spec"]["template"]
+    envoy, relay = container(pod, "envoy"), container(pod, "relay")
+    assert relay["image"] == envoy["image"]
+    assert relay["resources"] == {"requests": {"cpu": "2"}}
+    (mount,) = relay["volumeMounts"]
+    assert mount in envoy["volumeMounts"]
+    assert relay["args"][:2] == ["--sockets", mount["mountPath"]]
+    config = json.loads(made["ConfigMap/demo-gateway"]["data"]["envoy.json"])
+    assert f"{mount['mountPath']}/" in json.dumps(config)
+    assert "relay" not in json.dumps(objects()["Deployment/demo-gateway"])
 
 
 def test_urls() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 
 from ecoserve import gateway
-from ecoserve_operator.api import EcoServeCluster
+from ecoserve_operator.api import EcoServeCluster, Gateway, Resources
 from ecoserve_operator.builders import common
 from ecoserve_operator.builders.common import GATEWAY, GATEWAY_HEALTH_PORT, GATEWAY_PORT, Json
 from ecoserve_operator.builders.overlay import overlay
@@ -15,6 +15,7 @@ from ecoserve_operator.fields import quantity_value
 _FOLDER = "/etc/ecoserve/gateway"
 _RUN = "/run/ecoserve"
 _TLS, _KEYS = "/etc/ecoserve/tls", "/etc/ecoserve/api-keys"
+_RELAY = "/run/ecoserve-relay"
 _ADMIN = "127.0.0.1:9901"
 # After its last answer, or the end of the drain: Envoy's own end.
 _END_S = 15
@@ -67,6 +68,7 @@ def _files(cluster: EcoServeCluster, installation: common.Installation) -> dict[
         tls_file=f"{_FOLDER}/tls.json" if spec.tls is not None else None,
         drain_s=cluster.spec.drain.timeout,
         access_log="/dev/stdout",
+        relay=_RELAY if spec.relay.enabled else None,
     )
     files = {"envoy.json": gateway.dump(config)}
     if spec.tls is not None:
@@ -88,7 +90,7 @@ def _deployment(
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(cluster.spec.drain.timeout) + _END_S,
             "securityContext": common.pod_security(),
-            "containers": [_container(cluster, installation)],
+            "containers": [_container(cluster, installation), *_relay(cluster, installation)],
             "volumes": _volumes(cluster),
             # Two on one node would be lost together.
             "topologySpreadConstraints": [
@@ -130,7 +132,6 @@ def _deployment(
 def _container(cluster: EcoServeCluster, installation: common.Installation) -> Json:
     spec = cluster.spec.gateway
     keys = ("--keys-from", _KEYS, "--keys-to", f"{_RUN}/keys.json")
-    resources = spec.resources
     return {
         "name": "envoy",
         **common.image(spec.image, None, installation.gateway_image, installation),
@@ -145,10 +146,7 @@ def _container(cluster: EcoServeCluster, installation: common.Installation) -> J
             {"name": "http", "containerPort": GATEWAY_PORT, "protocol": "TCP"},
             {"name": "health", "containerPort": GATEWAY_HEALTH_PORT, "protocol": "TCP"},
         ],
-        "resources": {
-            **({"requests": resources.requests} if resources.requests else {}),
-            **({"limits": resources.limits} if resources.limits else {}),
-        },
+        "resources": _resources(spec.resources),
         "livenessProbe": common.probe(
             "/live", GATEWAY_HEALTH_PORT, periodSeconds=10, timeoutSeconds=5, failureThreshold=6
         ),
@@ -159,6 +157,7 @@ def _container(cluster: EcoServeCluster, installation: common.Installation) -> J
         "volumeMounts": [
             {"name": "config", "mountPath": _FOLDER, "readOnly": True},
             {"name": "run", "mountPath": _RUN},
+            *_relay_mounts(spec),
             *([{"name": "tls", "mountPath": _TLS, "readOnly": True}] if spec.tls else []),
             *(
                 [{"name": "api-keys", "mountPath": _KEYS, "readOnly": True}]
@@ -169,12 +168,47 @@ def _container(cluster: EcoServeCluster, installation: common.Installation) -> J
     }
 
 
+def _relay(cluster: EcoServeCluster, installation: common.Installation) -> list[Json]:
+    """The stream relay's container, if there is one. Kubelet cannot ask a Unix socket how it is;
+    Envoy does, and passes it by."""
+    spec = cluster.spec.gateway
+    if not spec.relay.enabled:
+        return []
+    return [
+        {
+            "name": "relay",
+            **common.image(spec.image, None, installation.gateway_image, installation),
+            "command": ["python", "-m", "ecoserve.relay"],
+            "args": [
+                *("--sockets", _RELAY),
+                *("--drain-timeout", f"{cluster.spec.drain.timeout:g}"),
+            ],
+            "resources": _resources(spec.relay.resources),
+            "securityContext": common.container_security(),
+            "volumeMounts": _relay_mounts(spec),
+        }
+    ]
+
+
+def _relay_mounts(spec: Gateway) -> list[Json]:
+    return [{"name": "relay", "mountPath": _RELAY}] if spec.relay.enabled else []
+
+
+def _resources(resources: Resources) -> Json:
+    return {
+        **({"requests": resources.requests} if resources.requests else {}),
+        **({"limits": resources.limits} if resources.limits else {}),
+    }
+
+
 def _volumes(cluster: EcoServeCluster) -> list[Json]:
     spec = cluster.spec.gateway
     volumes: list[Json] = [
         {"name": "config", "configMap": {"name": _name(cluster)}},
         {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
     ]
+    if spec.relay.enabled:
+        volumes.append({"name": "relay", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
     if spec.tls is not None:
         volumes.append({"name": "tls", "secret": {"secretName": spec.tls.secret_name}})
     if spec.api_keys is not None:
