@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO := ecoserve/proto/v1
 
-.PHONY: up test lint unit soak e2e proto crds lock venv clean
+.PHONY: up test lint unit soak e2e proto crds rules lock venv clean
 
 up: $(STAMP)
 	@exec $(BIN)/ecoserve up $(ARGS)
@@ -50,6 +50,11 @@ proto: $(STAMP)
 crds: $(STAMP)
 	$(BIN)/python -m ecoserve_operator.crd crds
 	$(BIN)/python -m ecoserve_operator.crd charts/ecoserve/crds
+
+# Regenerates the chart's recording rules; tests/scaling/test_rules.py fails when they are not up to
+# date.
+rules: $(STAMP)
+	$(BIN)/python -m ecoserve.scaling.rules charts/ecoserve/rules.yaml
 
 # Writes down what is installed now as what everyone installs. torch's +cpu is dropped: it is a
 # matter of the build, and vLLM's own requirement asks for it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ecoserve.scaling.promql import promql
+from ecoserve.scaling.queries import ANSWERED, SHED, VIOLATED
 from ecoserve_operator.api import EcoServeCluster
 from ecoserve_operator.builders import common
 from ecoserve_operator.builders.common import GATEWAY, WORKER, Json
@@ -43,8 +45,7 @@ def _monitor(cluster: EcoServeCluster, component: str) -> Json:
 def _rules(cluster: EcoServeCluster) -> Json:
     name = cluster.metadata.name
     which = f'cluster="{common.key(cluster)}"'
-    violations = f'sum(rate(ecoserve_slo_violations_total{{{which},kind="joint"}}[5m]))'
-    answered = f'sum(rate(ecoserve_requests_total{{{which},outcome="ok"}}[5m]))'
+    violated, answered, shed = (promql(query, which, 300.0) for query in (VIOLATED, ANSWERED, SHED))
     rules = [
         _alert(
             "EcoServeNoInstance",
@@ -55,15 +56,15 @@ def _rules(cluster: EcoServeCluster) -> Json:
         ),
         _alert(
             "EcoServeSloViolations",
-            f"{violations} / {answered} > 0.05",
+            f"({violated} + {shed}) / ({answered} + {shed}) > 0.05",
             "10m",
             "warning",
-            f"{name} breaks its promises of TTFT or TPOT for "
+            f"{name} breaks its promises of TTFT or TPOT, or turns away, "
             "{{ $value | humanizePercentage }} of its requests.",
         ),
         _alert(
             "EcoServeShedding",
-            f"sum(rate(ecoserve_sheds_total{{{which}}}[5m])) > 0",
+            f"{shed} > 0",
             "5m",
             "warning",
             f"{name} turns requests away: " + "{{ $value | humanize }} a second.",
