@@ -38,6 +38,8 @@ BASE: dict[str, Any] = {
         ("idle_timeout_s", float("nan")),
         ("drain_s", -1),
         ("health_path", "health"),
+        ("relay", "sockets"),
+        ("relay", "/" + 100 * "x"),
         ("api_keys", ("a", "a")),
         ("api_keys", ("a b",)),
         ("api_keys", ("",)),
@@ -81,6 +83,7 @@ def _variations(keys: Path) -> list[dict[str, Any]]:
     found = [a | b | c for a, b, c in itertools.product(modes, key_settings, logs)]
     found.append({"listen": "[::]:8000", "admin": "[::1]:8001", "scheduler": "localhost:8002"})
     found.append({"status": "0.0.0.0:8003", "tls_file": str(keys.with_name("tls.json"))})
+    found.append({"relay": "/run/relay", "api_keys_file": str(keys), "body_limit": 2**31})
     found.append({"body_limit": 2**31, "idle_timeout_s": 0.05, "picker_max_wait_s": 3600.0})
     return found
 
