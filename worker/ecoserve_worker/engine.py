@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import re
 import sys
@@ -94,6 +95,9 @@ def start(config: VllmConfig, args: argparse.Namespace, errors: IO[Any]) -> Asyn
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    # What is imported stays: no collection, here or in a process forked from here, visits it again.
+    gc.freeze()
+    gc.enable()
     with _stderr_to(errors):
         return AsyncLLM.from_vllm_config(
             config,
