@@ -8,6 +8,7 @@ request that is no harder than any in it, and only what passes is looked at one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from ecoserve.policy.latency import LatencyModel
 from ecoserve.policy.state import SLO, InstanceView, Request
@@ -99,10 +100,10 @@ class Block:
 
 
 class Line:
-    """Requests in the order in which they were added."""
+    """Requests in order of priority, the lower first, then of being added."""
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
+        self._ranks: dict[int, list[Block]] = {}
         self._block_of: dict[str, Block] = {}
         self._tokens = 0
         self._pairs = 0
@@ -114,40 +115,43 @@ class Line:
         return request_id in self._block_of
 
     def __iter__(self) -> Iterator[Request]:
-        for block in self._blocks:
+        for block in self.blocks:
             yield from block.requests.values()
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """As they are now; none is empty."""
-        return tuple(self._blocks)
+        return tuple(chain.from_iterable(self._ranks.values()))
 
     def add(self, request: Request) -> None:
-        """At the end."""
-        if not self._blocks or len(self._blocks[-1]) >= BLOCK:
-            self._blocks.append(Block())
-        block = self._blocks[-1]
-        block.add(request)
-        self._block_of[request.id] = block
+        """Behind those of the same priority."""
+        blocks = self._ranks.get(request.priority)
+        if blocks is None:
+            blocks = self._ranks[request.priority] = []
+            self._ranks = dict(sorted(self._ranks.items()))
+        if not blocks or len(blocks[-1]) >= BLOCK:
+            blocks.append(Block())
+        blocks[-1].add(request)
+        self._block_of[request.id] = blocks[-1]
         self._count(request, 1)
 
-    def remove(self, request_id: str) -> Request | None:
-        """Takes a request out; None if it is not there."""
-        block = self._block_of.pop(request_id, None)
-        if block is None:
-            return None
+    def remove(self, request_id: str) -> None:
+        """Takes a request out; KeyError if it is not there."""
+        block = self._block_of.pop(request_id)
         request = block.remove(request_id)
         if not len(block):
-            self._blocks.remove(block)
+            blocks = self._ranks[request.priority]
+            blocks.remove(block)
+            if not blocks:
+                del self._ranks[request.priority]
         self._count(request, -1)
-        return request
-
-    def _count(self, request: Request, sign: int) -> None:
-        tokens = request.prompt_tokens
-        self._tokens += sign * tokens
-        self._pairs += sign * (tokens * tokens // 2)
 
     def prefill_seconds(self, model: LatencyModel) -> float:
         """Seconds of all their prefills, one after the other, if nothing of them is held."""
         work = model.prefill_token * self._tokens + model.prefill_pair * self._pairs
         return model.prefill_fixed * len(self) + work
+
+    def _count(self, request: Request, sign: int) -> None:
+        tokens = request.prompt_tokens
+        self._tokens += sign * tokens
+        self._pairs += sign * (tokens * tokens // 2)

@@ -5,19 +5,25 @@ else it waits and is tried again. One that can no longer meet its TTFT anywhere 
 way to all that can, and is served when nothing else waits and an instance has no prefill pending,
 or after ``late_wait`` in any case; or it is shed at once, as configured. Only a full queue sheds
 otherwise, the costliest late request first.
+
+Several tenants share the instances by ``fair``: the one that was given least is asked first, and
+what none of its requests can use goes to the next. A tenant that was given more than another is
+not served late beyond what the instances have room for, but shed, and it is from the tenant with
+most in the queue that a full queue sheds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ecoserve.policy.admission import fits
 from ecoserve.policy.base import Policy
+from ecoserve.policy.fair import Flow, Shares
 from ecoserve.policy.latency import LatencyModel
-from ecoserve.policy.line import Line, allowed
+from ecoserve.policy.line import allowed
 from ecoserve.policy.routing import lightest, load
 from ecoserve.policy.state import InstanceView, MacroView, Request
 
@@ -51,6 +57,16 @@ class Shed:
     retry_after: float
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A dispatch under way: the view with what was routed in it, and the decisions so far; ``over``
+    once nothing more may be routed."""
+
+    view: MacroView
+    decisions: list[Routed | Shed]
+    over: bool = False
+
+
 class MacroScheduler:
     """Routes the requests of one macro instance. Deterministic; the clock is the view's."""
 
@@ -73,8 +89,9 @@ class MacroScheduler:
         self.queue_limit = queue_limit
         self.late_wait = late_wait
         self.last: str | None = None
-        self._waiting = Line()
-        self._late = Line()
+        self._waiting: dict[str, Request] = {}
+        self._late: dict[str, Request] = {}
+        self._shares = Shares()
         self._overflow: list[Request] = []
         # Until when no late request has waited too long.
         self._calm_until = math.inf
@@ -83,12 +100,12 @@ class MacroScheduler:
     @property
     def waiting(self) -> tuple[Request, ...]:
         """Requests that may still be on time, in order of arrival."""
-        return tuple(self._waiting)
+        return tuple(self._waiting.values())
 
     @property
     def late(self) -> tuple[Request, ...]:
         """Requests that cannot be on time any more, in the order in which that was found."""
-        return tuple(self._late)
+        return tuple(self._late.values())
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._late) + len(self._overflow)
@@ -97,18 +114,35 @@ class MacroScheduler:
         """Takes a request in; the next ``dispatch`` routes it, keeps it or sheds it."""
         if request.id in self._waiting or request.id in self._late:
             raise ValueError(f"request {request.id} waits already")
-        self._waiting.add(request)
+        self._waiting[request.id] = request
+        self._shares.wait(request)
         if len(self._waiting) + len(self._late) > self.queue_limit:
-            victim = max(self._late, key=lambda r: r.prompt_tokens, default=request)
+            victim = self._victim(request)
             self.cancel(victim.id)
             self._overflow.append(victim)
 
+    def _victim(self, newcomer: Request) -> Request:
+        """Of the tenant with most in the queue the costliest late request, else the newest."""
+        fullest = max(self._shares.busy, key=lambda f: (len(f), f.tenant == newcomer.tenant))
+        if len(fullest.late):
+            return max(fullest.late, key=lambda r: r.prompt_tokens)
+        return next(r for r in reversed(self._waiting.values()) if r.tenant == fullest.tenant)
+
     def cancel(self, request_id: str) -> bool:
         """Forgets a request whose client went away; False if it does not wait here."""
-        return (
-            self._waiting.remove(request_id) is not None
-            or self._late.remove(request_id) is not None
-        )
+        request = self._waiting.pop(request_id, None) or self._late.pop(request_id, None)
+        if request is None:
+            return False
+        self._shares.remove(request)
+        return True
+
+    def is_ahead(self, request: Request, now: float) -> bool:
+        """Whether the request's tenant was given more than another that is there."""
+        return self._shares.is_ahead(request.tenant, now - self.late_wait)
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """A tenant's requests took so many weighted tokens more than was thought."""
+        self._shares.charge(tenant, tokens)
 
     def next_wakeup(self, now: float) -> float | None:
         """When to dispatch again if no report and no request comes before; None: no need."""
@@ -127,41 +161,59 @@ class MacroScheduler:
         return decisions
 
     def _dispatch_waiting(self, view: MacroView, decisions: list[Routed | Shed]) -> MacroView:
-        failures = 0
+        turn = _Turn(view, decisions)
         models = self._same_models(view)
-        for block in self._waiting.blocks:
+        scans = {flow: self._scan(flow, turn, models) for flow in self._shares.busy}
+        while scans and not turn.over:
+            flow = min(scans, key=lambda f: f.served)
+            found = next(scans[flow], None)
+            if found is None:
+                del scans[flow]
+                continue
+            request, chosen = found
+            del self._waiting[request.id]
+            self._shares.serve(request, chosen.name)
+            self.last = chosen.name
+            others = allowed(request, turn.view.instances)
+            decisions.append(_routed(request, chosen, others, late=False, reason="admitted"))
+            if len(self):
+                turn.view = _after(turn.view, chosen, request)
+        return turn.view
+
+    def _scan(
+        self, flow: Flow, turn: _Turn, models: object
+    ) -> Iterator[tuple[Request, InstanceView]]:
+        """Those of a tenant's requests that can be routed, one by one, each with the instance; it
+        is to be routed before the next is asked for."""
+        failures = 0
+        for block in flow.waiting.blocks:
+            view = turn.view
             shortest = block.shortest(view.instances, models)
             # One request alone is as soon asked about as its block.
             able = view.instances if len(block) == 1 else self._able(block.easiest, view)
             if not able and not block.is_pressed(view.now):
                 failures += len(block)
                 if failures >= SCAN_LIMIT:
-                    break
+                    return
                 continue
             names = None if len(block) == 1 else frozenset(i.name for i in able)
             for request in list(block.requests.values()):
-                if view.now + shortest[request.id] > request.deadline:
-                    self._waiting.remove(request.id)
-                    self._too_late(request, view, decisions)
+                if turn.view.now + shortest[request.id] > request.deadline:
+                    self._too_late(request, turn)
                     continue
-                chosen = self._first_that_passes(request, view, names)
+                chosen = self._first_that_passes(request, turn.view, names)
                 if chosen is not None:
-                    self._waiting.remove(request.id)
-                    self.last = chosen.name
-                    others = allowed(request, view.instances)
-                    decisions.append(
-                        _routed(request, chosen, others, late=False, reason="admitted")
-                    )
-                    if len(self):
-                        view = _after(view, chosen, request)
+                    yield request, chosen
                     continue
                 failures += 1
                 # A request whose time runs out is not overtaken: what frees up next is its own.
                 # That lasts for its own prefill time at most, then it is routed or late.
-                pressed = request.deadline - view.now < 2 * shortest[request.id]
-                if failures >= SCAN_LIMIT or pressed:
-                    return view
-        return view
+                if request.deadline - turn.view.now < 2 * shortest[request.id]:
+                    flow.held_back_for = request.id
+                    turn.over = True
+                    return
+                if failures >= SCAN_LIMIT:
+                    return
 
     def _same_models(self, view: MacroView) -> object:
         """The same object as long as the instances and their latency models are the same."""
@@ -174,12 +226,15 @@ class MacroScheduler:
         check = self.policy.check
         return tuple(i for i in view.instances if check(request, i, view.now).admitted)
 
-    def _too_late(self, request: Request, view: MacroView, decisions: list[Routed | Shed]) -> None:
+    def _too_late(self, request: Request, turn: _Turn) -> None:
+        del self._waiting[request.id]
         if self.late_mode == "shed":
+            self._shares.remove(request)
             reason = "its TTFT can no longer be met"
-            decisions.append(Shed(request, reason, self._retry_after(view)))
+            turn.decisions.append(Shed(request, reason, self._retry_after(turn.view)))
         else:
-            self._late.add(request)
+            self._late[request.id] = request
+            self._shares.make_late(request)
             self._calm_until = min(self._calm_until, request.deadline + self.late_wait)
 
     def _first_that_passes(
@@ -202,44 +257,60 @@ class MacroScheduler:
         return None
 
     def _dispatch_late(self, view: MacroView, decisions: list[Routed | Shed]) -> None:
-        now = view.now
-        for block in self._late.blocks:
-            idle = () if self._waiting else tuple(i for i in view.instances if i.backlog <= 0)
+        if not self._late:
+            return
+        turn = _Turn(view, decisions)
+        scans = {flow: self._scan_late(flow, turn) for flow in self._shares.busy if len(flow.late)}
+        while scans:
+            flow = min(scans, key=lambda f: f.served)
+            found = next(scans[flow], None)
+            if found is None:
+                del scans[flow]
+                continue
+            request, chosen, reason = found
+            del self._late[request.id]
+            self._shares.serve(request, chosen.name)
+            able = allowed(request, turn.view.instances)
+            decisions.append(_routed(request, chosen, able, late=True, reason=reason))
+            turn.view = _after(turn.view, chosen, request)
+        if view.now >= self._calm_until:
+            self._calm_until = min(
+                (r.deadline + self.late_wait for r in self._late.values()), default=math.inf
+            )
+
+    def _scan_late(self, flow: Flow, turn: _Turn) -> Iterator[tuple[Request, InstanceView, str]]:
+        """Those of a tenant's late requests that are served now, each with the instance and why."""
+        now = turn.view.now
+        for block in flow.late.blocks:
+            instances = turn.view.instances
+            idle = () if self._waiting else tuple(i for i in instances if i.backlog <= 0)
             if now < self._calm_until:
                 if not idle:
                     return
                 if not any(_idle_enough(block.easiest, i) for i in idle):
                     continue
             for request in list(block.requests.values()):
-                able = allowed(request, view.instances)
-                overdue = now >= request.deadline + self.late_wait
-                chosen: InstanceView | None = None
-                reason = "late, and nothing else waits"
+                able = allowed(request, turn.view.instances)
                 if not self._waiting:
-                    idle_enough = (i for i in able if _idle_enough(request, i))
-                    chosen = min(idle_enough, key=load, default=None)
-                if chosen is None and overdue:
-                    chosen = min(able, key=load, default=None)
-                    reason = "late, and has waited long enough"
-                if chosen is not None:
-                    self._late.remove(request.id)
-                    decisions.append(_routed(request, chosen, able, late=True, reason=reason))
-                    view = _after(view, chosen, request)
-                elif overdue:
-                    self._late.remove(request.id)
-                    decisions.append(Shed(request, "no instance", self._retry_after(view)))
-        if now >= self._calm_until:
-            self._calm_until = min(
-                (r.deadline + self.late_wait for r in self._late), default=math.inf
-            )
+                    free = [i for i in able if _idle_enough(request, i)]
+                    if free:
+                        yield request, min(free, key=load), "late, and nothing else waits"
+                        continue
+                if now < request.deadline + self.late_wait:
+                    continue
+                if able and not self.is_ahead(request, now):
+                    yield request, min(able, key=load), "late, and has waited long enough"
+                    continue
+                self.cancel(request.id)
+                reason = "others wait for their share" if able else "no instance"
+                turn.decisions.append(Shed(request, reason, self._retry_after(turn.view)))
 
     def _retry_after(self, view: MacroView) -> float:
         """Seconds until the prefills pending and waiting are through, 1 to 60."""
         if not view.instances:
             return 1.0
-        model = view.instances[0].latency
         pending = sum(i.backlog for i in view.instances)
-        pending += self._waiting.prefill_seconds(model) + self._late.prefill_seconds(model)
+        pending += self._shares.prefill_seconds(view.instances[0].latency)
         return min(max(pending / len(view.instances), 1.0), 60.0)
 
 

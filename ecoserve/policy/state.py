@@ -129,7 +129,8 @@ class Request:
     ``arrived`` is on the scheduler's clock. ``prompt_tokens`` and ``output_tokens`` (an estimate)
     are sums over its ``sequences`` (a list of prompts, or n > 1). ``held`` tells for each instance
     how many of its prompt tokens that instance has in its prefix cache. ``allowed`` names the
-    instances that may serve it (a gateway's subset hint); None: any.
+    instances that may serve it (a gateway's subset hint); None: any. ``tenant`` is whose share of
+    the capacity it counts to; of a tenant's own requests those of lower ``priority`` go first.
     """
 
     id: str
@@ -140,6 +141,8 @@ class Request:
     sequences: int = 1
     held: Mapping[str, int] = field(default_factory=dict)
     allowed: frozenset[str] | None = None
+    tenant: str = ""
+    priority: int = 0
 
     @property
     def deadline(self) -> float:
