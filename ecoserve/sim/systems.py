@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from ecoserve.policy import DEFAULT, make
 from ecoserve.policy.macro import MacroScheduler
-from ecoserve.policy.phases import decode_step, prefill_step
+from ecoserve.policy.phases import decode_step
 from ecoserve.policy.state import EngineView, StepPlan
 from ecoserve.sim.batch import Sequence
 from ecoserve.sim.fronts import At, Direct, Disaggregated, Macro
@@ -245,14 +245,6 @@ class Chunked:
         return StepPlan("mixed", tokens, "decodes first, then a chunk")
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillOnly:
-    """Prompts in order, in steps of the budget."""
-
-    def step(self, view: EngineView) -> StepPlan:
-        return prefill_step(view, "a prompt waits")
-
-
 def _name(number: int) -> str:
     return f"i{number}"
 
@@ -277,7 +269,9 @@ def _group(
     shop: Workshop, names: list[str], prefill: int, budget: int
 ) -> tuple[list[Instance], list[Instance]]:
     """Of the instances, that many for prefill and the others for decode."""
-    first = Role(PrefillOnly(), _positive("budget", budget), decodes=False)
+    # Prompts whole, as DistServe batches them: a piece of one in a step delays all in it, and its
+    # own first token comes no sooner.
+    first = Role(PrefillFirst(_positive("budget", budget)), WHOLE, decodes=False)
     second = Role(PrefillFirst(budget), WHOLE, shares=False)
     return (
         [shop.instance(name, first) for name in names[:prefill]],
