@@ -9,12 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from ecoserve_worker.continuation import Continuation
 from ecoserve_worker.gate import Gate
 from ecoserve_worker.ledger import Ledger
 from ecoserve_worker.messages import Command, Meta
 
 from ecoserve import headers
 from ecoserve.policy.state import SLO
+from ecoserve.relay.messages import Limits
 
 PATH = "/v1/completions"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -23,14 +25,19 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class Rig:
     """A gate over an app that the test gives."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], **ledger: Any) -> None:
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        continuation: Continuation | None = None,
+        **ledger: Any,
+    ) -> None:
         self.told: list[Command] = []
         self.dead = False
         ledger.setdefault("accepted", True)
         self.ledger = Ledger(
             SLO(1.0, 0.1), tell=self.told.append, engine_dead=lambda: self.dead, **ledger
         )
-        self.gate = Gate(app, self.ledger)
+        self.gate = Gate(app, self.ledger, continuation)
         transport = httpx.ASGITransport(app=self.gate, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://worker")
 
@@ -301,6 +308,23 @@ async def test_a_whole_stream_passes_untouched() -> None:
     assert answer.content == TOKEN + DONE
     (outcome,) = _outcomes(rig)
     assert (outcome.status, outcome.broken) == (200, False)
+
+
+async def test_a_stream_tells_the_relay_what_bounds_it() -> None:
+    limits = Limits(2048, default=100)
+
+    async def answers(scope: Any, receive: Any, send: Send) -> None:
+        kind = dict(scope["headers"]).get(b"x-kind", b"text/event-stream").decode()
+        status = int(dict(scope["headers"]).get(b"x-status", b"200"))
+        await _head(send, status, kind)
+        await _body(send, b"data: x\n\n", more=False)
+
+    rig = Rig(answers, Continuation(None, {PATH: limits}))
+    assert Limits.parse((await rig.post()).headers[headers.LIMITS]) == limits
+    for other in ({"x-kind": "application/json"}, {"x-status": "503"}):
+        assert headers.LIMITS not in (await rig.post(headers=other)).headers
+    chat = await rig.client.post("/v1/chat/completions", json={})
+    assert headers.LIMITS not in chat.headers
 
 
 async def test_a_client_that_goes_away_is_499() -> None:

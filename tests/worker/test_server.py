@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from ecoserve import headers
+from ecoserve.relay.messages import TEXT_PATH, Limits
 
 NAME = "smol"
 PROMPT = {"model": NAME, "prompt": "The sky is", "temperature": 0}
@@ -144,6 +145,7 @@ async def test_serves_and_drains(worker: Worker, folder: Path) -> None:
     await _check_metrics(worker)
     await _check_health_port(worker)
     await _check_disconnect(worker)
+    await _check_continuation(client)
 
     # SIGTERM: what runs is finished, what comes is refused, the exit is clean.
     started = asyncio.Event()
@@ -182,6 +184,32 @@ async def _check_chat_and_errors(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/responses", json=response)
     assert answer.status_code == 200
     assert answer.json()["id"].startswith("resp_eco-")
+
+
+async def _check_continuation(client: httpx.AsyncClient) -> None:
+    """What the stream relay leans on."""
+    body = PROMPT | {"max_tokens": 12, "stream": True, "return_token_ids": True}
+    answer = await client.post("/v1/completions", json=body)
+    assert Limits.parse(answer.headers[headers.LIMITS]) == Limits(1024)
+    events = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
+    (choices, *_) = zip(*(event["choices"] for event in events), strict=True)
+    tokens = [token for choice in choices for token in choice["token_ids"]]
+    question = {"prompt": choices[0]["prompt_token_ids"], "tokens": tokens}
+    told = (await client.post(TEXT_PATH, json=question)).json()
+    assert told["text"] == "".join(choice["text"] for choice in choices)
+    assert len(told["ends"]) == len(tokens) == 12
+    assert told["ends"][-1] == len(told["text"])
+    assert (await client.post(TEXT_PATH, json={"prompt": "x"})).status_code == 400
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    answer = await client.post(
+        "/v1/chat/completions", json=chat | {"stream": True, "return_token_ids": True}
+    )
+    assert answer.headers[headers.LIMITS] == Limits(1024).header()
+    first, *others = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
+    assert first["prompt_token_ids"]
+    assert sum(len(event["choices"][0]["token_ids"]) for event in others) == 4
+    answer = await client.post("/v1/chat/completions", json=chat)
+    assert headers.LIMITS not in answer.headers
 
 
 async def _check_metrics(worker: Worker) -> None:

@@ -191,6 +191,41 @@ def test_a_failed_stream_ends_with_an_error_event_that_the_gate_knows() -> None:
         assert source.index("data: [DONE]", failed) > failed
 
 
+def test_what_the_continuation_of_a_stream_leans_on() -> None:
+    from vllm.entrypoints.generate import api_router
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+    from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+    from vllm.parser.abstract_parser import DelegatingParser
+    from vllm.tool_parsers.abstract_tool_parser import ToolParser
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer, check_stop_strings
+
+    for handler in (OpenAIServingChat, OpenAIServingCompletion):
+        source = inspect.getsource(handler.__init__)
+        assert "self.default_sampling_params" in source
+        assert "self.override_max_tokens" in source
+        assert "return_token_ids" in inspect.getsource(handler)
+    assert "self.parser_cls" in inspect.getsource(OpenAIServingChat.__init__)
+    for state in ("state.openai_serving_chat =", "state.openai_serving_completion ="):
+        assert state in inspect.getsource(api_router)
+    assert DelegatingParser.reasoning_parser_cls is None
+    assert DelegatingParser.tool_parser_cls is None
+    assert "parse_delta" in vars(DelegatingParser)
+    assert ToolParser.engine_based_streaming is False
+    # A call without tools: text as it is, and nothing for tokens that have none.
+    source = inspect.getsource(DelegatingParser._extract_tool_calls_streaming)
+    assert "return (DeltaMessage(content=delta_text) if delta_text else None), False" in source
+    assert _parameters(get_max_tokens)[1:5] == [
+        "max_tokens",
+        "input_length",
+        "default_sampling_params",
+        "override_max_tokens",
+    ]
+    assert _parameters(IncrementalDetokenizer.from_new_request) == ["tokenizer", "request"]
+    # The stop string that is complete first counts, and then its place in the list.
+    assert check_stop_strings("xabc", 4, ["bc", "ab", "xab"], False) == ("ab", 1)
+
+
 def test_start_method_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import envs
     from vllm.utils.system_utils import get_mp_context
