@@ -102,16 +102,19 @@ def cases() -> list[Case]:
     interactive, usual = SLO(0.2, 0.1), SLO(5.0, 0.1)
     found = []
 
-    def theirs(
+    def against_simdistserve(
         name: str, ours: System, sim: Simdistserve, cost: StepCost, slo: SLO, guess: float
     ) -> None:
-        instances = sim.prefill + sim.decode if sim.decode else sim.prefill
+        instances = sim.prefill + sim.decode
         play = own(ours, OwnMemory(cost, UNLIMITED), instances, slo, UNLIMITED)
         known = "no KV limit in either; KV moves in no time"
+        if not sim.capped:
+            known += "; simdistserve without its cap on the context of a decode step"
+            name += ", no cap"
         found.append(Case(name, "simdistserve", play, sim.play, slo, instances, guess, known))
 
-    whole = 66144  # of a prefill step, as simdistserve sets it for this model and GPU
-    theirs(
+    whole = 66144  # tokens of a prefill step, as simdistserve has them for this model and GPU
+    against_simdistserve(
         "vLLM, OPT-13B on an A100, their profile",
         VLLM(budget=whole),
         Simdistserve(1, 0, whole),
@@ -119,15 +122,7 @@ def cases() -> list[Case]:
         interactive,
         3.0,
     )
-    theirs(
-        "DistServe 1:1, OPT-13B on two A100, their profile",
-        DistServe(1, budget=whole),
-        Simdistserve(1, 1, whole),
-        opt_distserve,
-        interactive,
-        4.0,
-    )
-    theirs(
+    against_simdistserve(
         "vLLM, Llama-30B on L20 TP4, our profile",
         VLLM(),
         Simdistserve(1, 0, 2048, llama),
@@ -135,21 +130,30 @@ def cases() -> list[Case]:
         usual,
         2.0,
     )
-    theirs(
-        "DistServe 1:1, CodeLlama-34B on L20 TP4, our profile",
-        DistServe(1),
-        Simdistserve(1, 1, 2048, codellama),
-        codellama,
-        usual,
-        4.0,
-    )
-    theirs(
+    for capped in (True, False):
+        against_simdistserve(
+            "DistServe 1:1, OPT-13B on two A100, their profile",
+            DistServe(1, budget=whole),
+            Simdistserve(1, 1, whole, capped=capped),
+            opt_distserve,
+            interactive,
+            8.0,
+        )
+        against_simdistserve(
+            "DistServe 1:1, CodeLlama-34B on L20 TP4, our profile",
+            DistServe(1),
+            Simdistserve(1, 1, 2048, codellama, capped),
+            codellama,
+            usual,
+            7.0,
+        )
+    against_simdistserve(
         "DistServe 4:4, CodeLlama-34B on L20 TP4, our profile",
         DistServe(4),
-        Simdistserve(4, 4, 2048, codellama),
+        Simdistserve(4, 4, 2048, codellama, capped=False),
         codellama,
         usual,
-        16.0,
+        28.0,
     )
     for system, setting, instances, cost, guess in (
         (VLLM("round-robin"), ("vllm", 2048), 1, llama, 2.0),

@@ -4,9 +4,13 @@ sys.path."""
 from __future__ import annotations
 
 import atexit
+import inspect
+import logging
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,13 +64,15 @@ class Simdistserve:
     """vLLM (``decode`` 0) or DistServe of so many instances in simdistserve.
 
     ``budget`` is the most prompt tokens of a step. ``cost``: step times in place of its profile of
-    OPT-13B and of what it adds to it.
+    OPT-13B and of what it adds to it. ``capped``: a decode step holds no more than 50,000 tokens of
+    context, as its source has it, with a note that this is to be reverted.
     """
 
     prefill: int
     decode: int
     budget: int
     cost: StepCost | None = None
+    capped: bool = True
 
     @staticmethod
     def profile(model: str, engine: str) -> Profile:
@@ -99,6 +105,7 @@ class Simdistserve:
             worker.get_prefill_time = self._prefill
             worker.get_decode_time = self._decode
             worker.Worker.add_ray_overhead = lambda _, tokens: 0.0
+        worker.Worker._enter_decodes = _decode_steps()[self.capped]
         env = simpy.Environment()
         config = WorkerConfig(
             model_type="OPT-13B",
@@ -153,6 +160,21 @@ class Simdistserve:
         return 1e-3 * (first - when["init"]), 1e-3 * (end - first) / left if left else 0.0
 
 
+@cache
+def _decode_steps() -> tuple[Any, Any]:
+    """How simdistserve's worker fills a decode step: without its cap, and as it comes."""
+    from simdistserve.base.worker import Worker
+
+    own = Worker._enter_decodes
+    cap = "decode_max_tokens = 50000"
+    source = textwrap.dedent(inspect.getsource(own))
+    if cap not in source:
+        raise RuntimeError(f"simdistserve's Worker._enter_decodes has no more {cap!r}")
+    lifted: dict[str, Any] = {}
+    exec(source.replace(cap, "decode_max_tokens = self.decode_max_tokens"), {}, lifted)
+    return lifted["_enter_decodes"], own
+
+
 @dataclass(frozen=True, slots=True)
 class Vidur:
     """``kind`` vllm or sarathi with its budget or chunk in Vidur, so many replicas in turn."""
@@ -169,6 +191,7 @@ class Vidur:
         from vidur.simulator import Simulator
         from vidur.types import ExecutionTimePredictorType
 
+        logging.getLogger("vidur").setLevel(logging.WARNING)
         dummy = ExecutionTimePredictorType.DUMMY
 
         class Given(config.BaseExecutionTimePredictorConfig):

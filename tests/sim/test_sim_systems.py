@@ -70,6 +70,14 @@ def test_distserve_pulls_over_pcie() -> None:
     assert (a.instance, b.instance) == ("i1", "i1")
 
 
+def test_prefill_instances_compute_prompts_whole() -> None:
+    """The second does not fit into the first one's step, and no piece of it delays that one."""
+    come = arrivals((0.0, 100, 1), (0.0, 100, 1))
+    for system in (DistServe(1, budget=150), MoonCake(1, budget=150)):
+        a, b = simulate(system, pair(), come, LOOSE).outcomes
+        assert (a.first, b.first) == HERE((0.020, 0.040))
+
+
 def test_distserve_waits_for_room_and_holds_the_prompt_meanwhile() -> None:
     """Ten blocks: a prompt of 100 tokens takes seven, so two are nowhere together."""
     come = arrivals((0.0, 100, 3), (0.0, 100, 2), (0.0, 100, 1))
