@@ -24,7 +24,7 @@ TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 def fake_nodes(kube: Kube, count: int, *, gpus: int = 8, pods: int = 110) -> Iterator[Json]:
     """Makes nodes; gives the ``placement`` of what is to run on them. Skips the test where nobody
     plays them, or fails it in CI."""
-    label = {"ecoserve.io/test": f"fake-{count}x{gpus}"}
+    label = {"fake-nodes": f"{count}x{gpus}"}
     names = [f"ecoserve-fake-{number}" for number in range(count)]
     room = {"cpu": "256", "memory": "2Ti", "pods": str(pods), "nvidia.com/gpu": str(gpus)}
     kube.apply(
@@ -110,9 +110,10 @@ class Sessions:
             for uid in self.agents.keys() - running.keys():
                 await self.agents.pop(uid).close()
             for uid, pod in running.items():
-                if uid not in self.agents:
-                    self.agents[uid] = self._agent(pod)
-                self.agents[uid].report()
+                agent = self.agents.get(uid)
+                if agent is None or agent.ended.is_set():
+                    agent = self.agents[uid] = self._agent(pod)
+                agent.report()
             await asyncio.sleep(0.5)
 
     def _agent(self, pod: Json) -> Worker:

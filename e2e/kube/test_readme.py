@@ -94,9 +94,10 @@ def test_the_commands_of_the_readme(told: tuple[Kube, str, dict[str, str]]) -> N
     clusters = dict(zip(rows[0], rows[1], strict=False))
     assert clusters["NAME"] == f"ecoservecluster.ecoserve.io/{NAME}"
     assert clusters["MODEL"] == MODEL
-    assert clusters["READY"] in ("2", "True")
+    assert (clusters["DESIRED"], clusters["READY"], clusters["AVAILABLE"]) == ("2", "2", "True")
     macros = dict(zip(rows[2], rows[3], strict=False))
     assert macros["NAME"].startswith(f"macroinstance.ecoserve.io/{NAME}-")
+    assert (macros["CLUSTER"], macros["READY"], macros["AVAILABLE"]) == (NAME, "2", "True")
     told_of = kube.ctl("describe", "esc", NAME)
     for word in ("Scaled", "MacroInstanceMade", "Created", "Accepted"):
         assert word in told_of

@@ -26,8 +26,8 @@ def fresh(kube: Kube, images: Images) -> Iterator[Release]:
 
 
 def left(kube: Kube, *namespaces: str) -> list[str]:
-    """All of ours in these namespaces, or outside of any: by labels, or by what owns it. Events are
-    Kubernetes' own to forget."""
+    """All of ours in these namespaces, or in none, by labels and by who wrote it; but for the CRDs,
+    which stay, and events, which Kubernetes forgets by itself."""
     listable = ("api-resources", "--verbs=list", "-o", "name")
     found = []
     for scope in ("true", "false"):
@@ -44,6 +44,8 @@ def left(kube: Kube, *namespaces: str) -> list[str]:
                     for field in metadata.get("managedFields", ())
                 )
             )
+            if item["kind"] == "CustomResourceDefinition":
+                continue
             if ours and metadata.get("namespace", "") in (*namespaces, ""):
                 found.append(f"{item['kind']} {metadata.get('namespace', '')}/{metadata['name']}")
     return found

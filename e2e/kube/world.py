@@ -107,8 +107,8 @@ def settled(kube: Kube, namespace: str, cluster: str, *sizes: int) -> bool:
     return bool(
         sorted(wanted.values()) == sorted(sizes)
         and found == wanted
-        and {group["name"]: group["replicas"] for group in status["groups"]} == wanted
-        and status["readyReplicas"] == status["updatedReplicas"] == sum(sizes)
+        and {group["name"]: group["replicas"] for group in status.get("groups", ())} == wanted
+        and status.get("readyReplicas") == status.get("updatedReplicas") == sum(sizes)
         and conditions(item).get("Ready") == "True"
     )
 
