@@ -28,9 +28,11 @@ class Window:
     The window is what the least-ahead decode can wait, less its next decode step and a guard of
     ``guard`` seconds plus the model's own error; at most ``longest``. It opens when everything that
     waits fits in it, or when it is at least ``worth`` seconds (prefills are batched; the slack
-    of their TTFT is used to wait for that), or when the first prompt can wait no longer and
-    ``chunk`` of its tokens fit. A prompt overdue by its whole TTFT SLO gets ``chunk`` tokens after
-    each decode step: late work must not wait for ever on decodes that never gain.
+    of their TTFT is used to wait for that), or when the first prompt can wait no longer, can still
+    be on time, and ``chunk`` of its tokens fit. What is late already is no reason to break another
+    promise, nor to pay a step's fixed cost for a small chunk: it takes worthwhile windows. Only
+    beside decodes that never gain slack, whose promises are broken in any case, a prompt overdue by
+    its whole TTFT SLO gets ``chunk`` tokens after each decode step, or it would wait for ever.
     """
 
     worth: float = 0.2
@@ -67,10 +69,12 @@ class Window:
             # must begin that much earlier.
             gain = max(1 - cost / decodes.tpot, 0.05)
             need = latency.prefill(head.tokens, head.context)
-            pressed = time_to_spare(view, head) - need * (1 / gain - 1) <= 0
+            spare = time_to_spare(view, head)
+            pressed = 0 <= spare <= need * (1 / gain - 1)
             if pressed and tokens >= min(self.chunk, head.tokens):
                 return prefill_step(view, "the first prompt can wait no longer", tokens)
-        if view.phase == "decode" and view.now > head.deadline + head.patience:
+        overdue = view.now > head.deadline + head.patience
+        if overdue and cost >= decodes.tpot and view.phase == "decode":
             return prefill_step(view, "the first prompt is long overdue", self.chunk)
         return decode_step(f"window {window:.3f} s is too short")
 

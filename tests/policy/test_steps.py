@@ -179,6 +179,22 @@ def test_window_waits_for_a_worthwhile_window_until_the_first_prompt_cannot() ->
     assert pressed.prefill_tokens >= 64
 
 
+@pytest.mark.parametrize("name", ["window", "paced"])
+def test_what_is_late_costs_no_other_promise_and_does_not_wait_for_ever(name: str) -> None:
+    policy = make(name)
+    dear = replace(GPU, mixing=1.0)
+    overdue = [prompt(2000, deadline=-6.0)]
+    narrow = Decodes(8, 4000, GPU.decode(8, 4000) + 0.08, 1.0, 0.1)
+    assert policy.step(view(latency=dear, decodes=narrow, waiting=overdue)).kind == "decode"
+    wide = replace(narrow, least_slack=1.0)
+    assert policy.step(view(latency=dear, decodes=wide, waiting=overdue)).kind == "prefill"
+    # These lose time with every step: to wait for their slack would be to wait for ever.
+    losing = replace(narrow, tpot=0.9 * GPU.decode(8, 4000), least_slack=-1.0)
+    plan = policy.step(view(latency=dear, decodes=losing, waiting=overdue))
+    assert (plan.kind, plan.prefill_tokens) == ("prefill", 64)
+    assert policy.step(view(latency=dear, decodes=losing)).kind == "decode"
+
+
 def test_the_tracker_keeps_phases() -> None:
     tracker = PhaseTracker(0.0)
     assert tracker.advance(decode_step("idle"), 1.0) is None
