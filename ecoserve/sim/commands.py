@@ -20,6 +20,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from ecoserve.sim.experiment import Cell, Experiment
+    from ecoserve.sim.plan import Plan
     from ecoserve.sim.report import Pairs
     from ecoserve.sim.results import Results, Row
 
@@ -28,6 +29,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Simulate serving on real hardware's costs: this system and those it is measured against.",
 )
+
+# Disaggregation is pointed to when its bound is so much above.
+_APART = 1.1
 
 out = Console(highlight=False, soft_wrap=False)
 err = Console(stderr=True, highlight=False)
@@ -274,19 +278,24 @@ def compare(
     """
     with _told():
         from ecoserve.sim.experiment import load
-        from ecoserve.sim.report import goodput_table
+        from ecoserve.sim.report import goodput_table, sweeps
 
         experiments = [one for file in files for one in load(file)]
         kept = results or Path(f"{files[0].stem}.results.jsonl")
         cells = [cell for one in experiments for cell in one.cells()]
         pairs = _run(cells, kept, jobs, fresh, minutes)
+        drawn = []
         start = 0
         for one in experiments:
-            size = len(list(one.cells()))
-            _show(goodput_table(pairs[start : start + size], f"{one.name}: goodput, requests/s"))
-            start += size
+            own = pairs[start : start + len(list(one.cells()))]
+            start += len(own)
+            _show(goodput_table(own, f"{one.name}: goodput, requests/s"))
+            drawn.append(sweeps(own, one.name))
         _write(pairs, json_file, csv_file)
-        if plot is not None:
+        if plot is not None and all(drawn):
+            _plots().sweeps(drawn, plot, title=_title(cells[0]))
+            out.print(f"drawn: {plot}", markup=False)
+        elif plot is not None:
             _bars(pairs, plot, ", ".join(dict.fromkeys(one.name for one in experiments)))
 
 
@@ -479,7 +488,7 @@ def plan(
     mixing: Mixing = 0.0,
     overlap: Overlap = 0.0,
     bus: Bus = None,
-    system: One = "default",
+    system: Systems = ["default"],  # noqa: B006
     percentile: Percentile = 90,
     requests: Requests = 2000,
     warmup: Warmup = 100.0,
@@ -487,9 +496,13 @@ def plan(
     price: Price = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Size a cluster by simulation: instances, TP and PP, macro instances, goodput and cost."""
+    """Size a cluster by simulation: instances, TP and PP, macro instances, goodput and cost.
+
+    With several systems the best of all: "-s default -s distserve-best" also looks at prefill and
+    decode on instances of their own, which EcoServe does not run.
+    """
     with _told():
-        from ecoserve.sim.plan import for_gpus, for_rate
+        from ecoserve.sim.plan import best as best_plans
         from ecoserve.sim.report import plans_table
 
         if rate is None and gpus is None:
@@ -497,7 +510,7 @@ def plan(
         values = locals() | {"gpus": gpus or 128}
         experiment = _experiment(
             values,
-            systems=[system],
+            systems=system,
             layout=None if tp is not None else "best",
             percentile=percentile,
             requests=requests,
@@ -505,30 +518,22 @@ def plan(
             resolution=0.02,
             seeds=list(range(11, 11 + seeds)),
         )
-        [cell] = experiment.cells()
+        cells = list(experiment.cells())
+        cell = cells[0]
         with err.status("planning") as status:
-            if rate is None:
-                plans = for_gpus(cell, status.update)
-            else:
-                plans = for_rate(cell, rate, status.update)
+            plans = best_plans(cells, rate, status.update)
         asked = f"{rate:g} requests/s" if rate is not None else f"{gpus} GPUs"
         title = f"{cell.model} on {cell.gpu}, {cell.data}, P{percentile:g}, for {asked}"
         _show(plans_table(plans, title))
-        best = plans[0]
-        out.print(
-            f"Take {_several(best.instances, 'instance')} of {best.layout} on {best.gpus} "
-            f"{cell.gpu}, macro instances of {best.lower} to {best.upper}: "
-            f"{best.goodput:.3g} requests/s, ${best.hourly:.2f} an hour.",
-            markup=False,
-            soft_wrap=True,
-        )
+        for line in advice(cell, plans):
+            out.print(line, markup=False, soft_wrap=True)
         if json_file is not None:
             lines = [
                 {**dataclasses.asdict(p), "layout": p.layout.model_dump(), "cost": p.cost}
                 for p in plans
             ]
             settings = cell.model_dump(
-                mode="json", exclude={"chunks", "routings", "gpus", "layout"}
+                mode="json", exclude={"chunks", "routings", "gpus", "layout", "system"}
             )
             answer = {"asked": {"rate": rate, "gpus": gpus}, "settings": settings, "plans": lines}
             json_file.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
@@ -625,6 +630,29 @@ def _bar() -> Progress:
 def _show(table: Table) -> None:
     """Prints a table at its natural width: figures that are cut off to fit are of no use."""
     Console(highlight=False, width=max(out.width, 250)).print(table)
+
+
+def advice(cell: Cell, plans: Sequence[Plan]) -> Iterator[str]:
+    """What to take: the best plan that EcoServe runs, and what it is behind."""
+    best = plans[0]
+    ours = next((one for one in plans if one.ours), None)
+    if ours is not None:
+        yield (
+            f"Take {_several(ours.instances, 'instance')} of {ours.layout} on {ours.gpus} "
+            f"{cell.gpu}, macro instances of {ours.lower} to {ours.upper}: "
+            f"{ours.goodput:.3g} requests/s, ${ours.hourly:.2f} an hour."
+        )
+    if not best.ours:
+        yield (
+            f"{best.system} does better, which EcoServe does not run: {best.instances} x "
+            f"{best.layout} on {best.gpus} {cell.gpu}, {best.goodput:.3g} requests/s."
+        )
+    elif best.apart > _APART * best.bound and len({one.system for one in plans}) == 1:
+        yield (
+            "Prefill and decode on instances of their own have a bound "
+            f"{best.apart / best.bound - 1:.0%} above this layout's; compare them with "
+            "-s default -s distserve-best."
+        )
 
 
 def _several(count: int, what: str) -> str:

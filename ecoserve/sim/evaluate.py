@@ -102,10 +102,12 @@ def attainment(cell: Cell, rate: float, figures: Mapping[str, Any]) -> float:
 
 
 def holds(cell: Cell, rate: float) -> bool:
-    """Whether the cell's one setting keeps the SLOs at ``rate`` with a queue that is stable."""
-    one = prepare(cell)[0]
-    share, stable = _attainment(cell, one.cluster, one.system, rate)
-    return stable and share >= cell.target
+    """Whether any of the cell's settings keeps the SLOs at ``rate`` with a queue that is stable."""
+    for one in prepare(cell):
+        share, stable = _attainment(cell, one.cluster, one.system, rate)
+        if stable and share >= cell.target:
+            return True
+    return False
 
 
 def _attainment(cell: Cell, cluster: Cluster, system: System, rate: float) -> tuple[float, bool]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ecoserve.policy.mitosis import default_sizes
 from ecoserve.sim.evaluate import evaluate, holds, prepare
 from ecoserve.sim.experiment import Cell, Layout, fitting
+from ecoserve.sim.systems import DistServe, EcoServe, MoonCake
 
 Progress = Callable[[str], None]
 
@@ -20,8 +21,10 @@ _SIMULATED = 3
 class Plan:
     """A layout that was simulated. Rates in requests/s, ``hourly`` in dollars for all its GPUs.
 
-    ``lower`` and ``upper`` are N_l and N_u, the sizes of a macro instance. ``share`` is goodput
-    over the fluid bound; ``cost`` dollars for a request at goodput.
+    ``lower`` and ``upper`` are N_l and N_u, the sizes of a macro instance. ``bound`` is the fluid
+    bound of the system's kind, ``apart`` that of prefill and decode on instances of their own.
+    ``share`` is goodput over the bound; ``cost`` dollars for a request at goodput. ``ours`` says
+    whether EcoServe runs it.
     """
 
     system: str
@@ -32,6 +35,8 @@ class Plan:
     upper: int
     goodput: float
     bound: float
+    apart: float
+    ours: bool
     hourly: float
     ttft_p50: float
     ttft_p90: float
@@ -47,17 +52,48 @@ class Plan:
         return self.hourly / 3600 / self.goodput
 
 
+def best(
+    cells: Sequence[Cell], rate: float | None = None, progress: Progress = lambda _: None
+) -> list[Plan]:
+    """The plans of all the cells, which differ in the system: for their GPUs those that serve most
+    first, for a ``rate`` the cheapest.
+
+    Raises ``ValueError`` if there is none for any of them.
+    """
+    plans: list[Plan] = []
+    problems: list[ValueError] = []
+    for cell in cells:
+        try:
+            found = for_gpus(cell, progress) if rate is None else for_rate(cell, rate, progress)
+        except ValueError as error:
+            problems.append(error)
+        else:
+            plans += found
+    if not plans:
+        raise problems[0]
+    if rate is None:
+        return sorted(plans, key=lambda plan: -plan.goodput)
+    return sorted(plans, key=lambda plan: (plan.gpus, -plan.goodput))
+
+
 def for_gpus(cell: Cell, progress: Progress = lambda _: None) -> list[Plan]:
     """What ``cell.gpus`` GPUs serve in the most promising layouts, the best first.
 
     Raises ``ValueError`` if the model fits in no layout or no layout keeps the SLOs.
     """
     layouts = [cell.layout] if cell.layout else fitting(cell.model, cell.gpu, cell.gpus)
-    ranked = sorted(layouts, key=lambda layout: _bound(_in(cell, layout)), reverse=True)
+    bounds: dict[Layout, float] = {}
+    for layout in layouts:
+        try:
+            bounds[layout] = _bound(_in(cell, layout))
+        except ValueError:  # too few instances of it for the system
+            if len(layouts) == 1:
+                raise
+    ranked = sorted(bounds, key=bounds.__getitem__, reverse=True)
     plans: list[Plan] = []
     for layout in ranked[:_SIMULATED]:
         tried = _in(cell, layout)
-        if any(plan.goodput >= _bound(tried) for plan in plans):
+        if any(plan.goodput >= bounds[layout] for plan in plans):
             break  # it cannot do better, nor can those after it
         progress(f"{layout}: goodput of {cell.gpus} {cell.gpu}")
         plans += _plan(tried)
@@ -73,7 +109,8 @@ def for_rate(cell: Cell, rate: float, progress: Progress = lambda _: None) -> li
         raise ValueError(f"rate must be a positive number of requests a second, not {rate!r}")
     ranked: list[tuple[int, float, Layout]] = []
     for layout in _any_layouts(cell):
-        each = _bound(_in(cell, layout, layout.gpus))
+        # Two instances, as some systems need no fewer.
+        each = _bound(_in(cell, layout, 2 * layout.gpus)) / 2
         if each <= 0:
             continue
         ranked.append((math.ceil(rate / each) * layout.gpus, -each, layout))
@@ -85,7 +122,12 @@ def for_rate(cell: Cell, rate: float, progress: Progress = lambda _: None) -> li
             if plans and gpus > min(plan.gpus for plan in plans):
                 break
             progress(f"{layout}: {rate:g} requests/s on {gpus} {cell.gpu}")
-            if holds(tried := _in(cell, layout, gpus), rate):
+            tried = _in(cell, layout, gpus)
+            try:
+                enough = holds(tried, rate)
+            except ValueError:  # too few instances for the system
+                continue
+            if enough:
                 plans += _plan(tried)
                 break
     if not ranked:
@@ -120,6 +162,8 @@ def _plan(cell: Cell) -> Iterator[Plan]:
         return
     assert cell.layout is not None
     lower, upper = default_sizes(cell.gpus)
+    ours = figures["chosen"]["system"]["kind"] == EcoServe.__name__
+    split = figures["chosen"]["system"]["kind"] in (DistServe.__name__, MoonCake.__name__)
     yield Plan(
         system=figures["chosen"]["name"],
         layout=cell.layout,
@@ -128,7 +172,9 @@ def _plan(cell: Cell) -> Iterator[Plan]:
         lower=lower,
         upper=upper,
         goodput=figures["goodput"],
-        bound=figures["bound"],
+        bound=figures["bound_any"] if split else figures["bound"],
+        apart=figures["bound_any"],
+        ours=ours,
         hourly=cell.gpus * cell.hourly,
         ttft_p50=figures["ttft"]["p50"],
         ttft_p90=figures["ttft"]["p90"],

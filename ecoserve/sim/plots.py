@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import to_rgb
 
 from ecoserve.sim.records import StepRecord
+from ecoserve.sim.report import Sweep
 
 Curve = Sequence[tuple[float, float]]
 
@@ -119,6 +120,40 @@ def bars(
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(ncols=min(len(systems), 5), fontsize=8)
+    _save(figure, path)
+
+
+def sweeps(rows: Sequence[Sequence[Sweep]], path: Path, *, title: str) -> None:
+    """Goodput against one setting a panel, a line a system; None is a cell that was not run."""
+    columns = max(map(len, rows))
+    figure, grid = plt.subplots(
+        len(rows),
+        columns,
+        figsize=(5.2 * columns, 3.0 * len(rows) + 0.8),
+        layout="constrained",
+        squeeze=False,
+    )
+    names = list(dict.fromkeys(name for row in rows for sweep in row for name in sweep.lines))
+    colours = _colours(names)
+    for places, row in zip(grid, rows, strict=True):
+        for axes in places[len(row) :]:
+            axes.axis("off")
+        for axes, sweep in zip(places, row, strict=False):
+            for name, values in sweep.lines.items():
+                axes.plot(
+                    range(len(values)),
+                    [float("nan") if value is None else value for value in values],
+                    marker=_MARKERS[names.index(name) % len(_MARKERS)],
+                    ms=4,
+                    color=colours[name],
+                    label=name if axes is grid[0][0] else None,
+                )
+            axes.set_xticks(range(len(sweep.values)), sweep.values)
+            axes.set(xlabel=sweep.setting, title=sweep.title, ylim=(0, None))
+            axes.grid(alpha=0.3)
+        places[0].set_ylabel("goodput, requests/s")
+    figure.suptitle(title)
+    figure.legend(loc="outside lower center", ncols=min(len(names), 6), fontsize=8)
     _save(figure, path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -111,6 +112,34 @@ def goodput_table(pairs: Pairs, title: str) -> Table:
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Goodputs of each system over the ``values`` of one ``setting``; None: not run, or cannot."""
+
+    title: str
+    setting: str
+    values: list[str]
+    lines: dict[str, list[float | None]]
+
+
+def sweeps(pairs: Pairs, title: str) -> list[Sweep]:
+    """A sweep for each data set; none unless exactly one other field varies."""
+    cells = [cell for cell, _ in pairs]
+    fields = [field for field in varying(cells) if field != "data"]
+    if len(fields) != 1:
+        return []
+    values = list(dict.fromkeys(written(cell, fields[0]) for cell in cells))
+    found: list[Sweep] = []
+    for data in dict.fromkeys(cell.data for cell in cells):
+        lines: dict[str, list[float | None]] = {}
+        for cell, row in pairs:
+            if cell.data == data:
+                line = lines.setdefault(cell.system.name, [None] * len(values))
+                line[values.index(written(cell, fields[0]))] = rate(row)
+        found.append(Sweep(f"{title}, {data}", _CASE[fields[0]][0], values, lines))
+    return found
+
+
 def reasons(pairs: Pairs) -> list[str]:
     """Why cells have no figure, a line a reason."""
     told: dict[str, list[str]] = {}
@@ -161,7 +190,9 @@ def summary_table(rows: Sequence[tuple[str, Summary, dict[str, Any]]], title: st
 def plans_table(plans: Sequence[Plan], title: str) -> Table:
     """Layouts that were simulated for a plan, the recommended one in bold."""
     table = Table(title=title, title_justify="left")
+    several = len({plan.system for plan in plans}) > 1
     for head in (
+        *(["system"] if several else []),
         "layout",
         "instances",
         "GPUs",
@@ -173,13 +204,16 @@ def plans_table(plans: Sequence[Plan], title: str) -> Table:
         "$ an\nhour",
         "$ for 1000\nrequests",
     ):
-        table.add_column(head, justify="left" if head == "layout" else "right", no_wrap=True)
+        table.add_column(
+            head, justify="left" if head in ("system", "layout") else "right", no_wrap=True
+        )
     for place, plan in enumerate(plans):
         table.add_row(
+            *([plan.system] if several else []),
             str(plan.layout),
             str(plan.instances),
             str(plan.gpus),
-            f"{plan.lower} to {plan.upper}",
+            f"{plan.lower} to {plan.upper}" if plan.ours else "–",
             number(plan.goodput),
             f"{plan.share:.2f}",
             f"{plan.ttft_p50:.2f}/{plan.ttft_p90:.2f}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ecoserve.cli import app
+from ecoserve.sim.commands import advice
 from ecoserve.sim.evaluate import holds
 from ecoserve.sim.experiment import Cell, Layout, parse
-from ecoserve.sim.plan import for_gpus, for_rate
+from ecoserve.sim.plan import Plan, best, for_gpus, for_rate
 
 STUDY: dict[str, Any] = {
     "model": "Llama-3-8B",
@@ -75,6 +77,26 @@ def test_what_cannot_be_is_told() -> None:
         for_rate(cell(), -1)
 
 
+def test_the_best_of_several_systems() -> None:
+    cells = list(
+        parse(STUDY | {"gpus": 2, "systems": ["default", "distserve-1:1"]}, "test").cells()
+    )
+    plans = best(cells)
+    assert {plan.system for plan in plans} == {"paced", "distserve-1p"}
+    assert [plan.goodput for plan in plans] == sorted((p.goodput for p in plans), reverse=True)
+    for plan in plans:
+        assert plan.ours == (plan.system == "paced")
+        assert plan.bound <= plan.apart
+        assert plan.ours or plan.bound == plan.apart
+    # One instance cannot be both, which leaves the other system.
+    alone = [cell.model_copy(update={"gpus": 1, "layout": Layout(tp=1)}) for cell in cells]
+    assert {plan.system for plan in best(alone)} == {"paced"}
+    with pytest.raises(ValueError, match="two instances"):
+        best(alone[1:])
+    rate = 1.2 * max(plan.goodput for plan in best(alone))
+    assert {plan.gpus for plan in best(cells, rate) if not plan.ours} == {2}
+
+
 QUICK = ["-n", 150, "--warmup", 10, "--tp", 4]
 
 
@@ -91,6 +113,21 @@ def test_the_command(tmp_path: Path) -> None:
     assert found["asked"] == {"rate": None, "gpus": 4}
     assert found["plans"][0]["hourly"] == 8
     assert found["settings"]["data"] == "sharegpt"
+
+
+def test_the_advice_is_what_ecoserve_runs_and_what_it_is_behind() -> None:
+    (one,) = for_gpus(cell(gpus=1))
+    ours = replace(one, goodput=8.0, bound=10.0, apart=10.5)
+    apart = replace(ours, system="distserve-1p", ours=False, goodput=9.0)
+
+    def said(*plans: Plan) -> str:
+        return " ".join(advice(cell(), plans))
+
+    assert said(ours).startswith("Take 1 instance of TP1 on 1 L20, macro instances of 2 to 4")
+    assert "instances of their own" not in said(ours)
+    assert "a bound 20% above this layout's" in said(replace(ours, apart=12.0))
+    assert "distserve-1p does better, which EcoServe does not run" in said(apart, ours)
+    assert "Take" not in said(apart)
 
 
 @pytest.mark.parametrize(
