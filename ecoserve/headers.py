@@ -12,7 +12,10 @@ TTFT_SLO = "x-ecoserve-ttft-slo"
 TPOT_SLO = "x-ecoserve-tpot-slo"
 CONVERSATION = "x-ecoserve-conversation"  # client's own key of a conversation
 
+PRIORITY = "x-vllm-priority"  # vLLM's own: a whole number, the lower the sooner; before the body's
+
 # The endpoint-picker protocol of the Gateway API Inference Extension.
+TENANT = "x-gateway-inference-fairness-id"  # whose share of the capacity a call counts to
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_SUBSET = "x-gateway-destination-endpoint-subset"
 METADATA_NAMESPACE = "envoy.lb"
@@ -28,14 +31,17 @@ RELAY = "x-ecoserve-relay"
 # (``ecoserve.relay.messages.Limits``).
 LIMITS = "x-ecoserve-limits"
 
-INTERNAL = (REQUEST_ID, WAITED, DESTINATION, DESTINATION_SUBSET)
+INTERNAL = (REQUEST_ID, WAITED, DESTINATION, DESTINATION_SUBSET, TENANT)
 
 # What the picker sets, and what it reads.
 PICKED = (DESTINATION, REQUEST_ID, WAITED, TTFT_SLO, TPOT_SLO)
 # Attributes by which a gateway that sends no headers tells them, and the headers that they are.
 ATTRIBUTES = {
     "request.url_path": ":path",
-    **{f"request.headers['{name}']": name for name in (TTFT_SLO, TPOT_SLO, CONVERSATION)},
+    **{
+        f"request.headers['{name}']": name
+        for name in (TTFT_SLO, TPOT_SLO, CONVERSATION, TENANT, PRIORITY)
+    },
 }
 
 # The form of an id. Engines decorate it ("chatcmpl-<id>-3f2a", "0_cmpl-<id>-0"); the pattern finds

@@ -116,7 +116,7 @@ def _connection_manager(config: GatewayConfig, name: str, *, behind_relay: bool 
         normalize_path=True,
         merge_slashes=True,
         path_with_escaped_slashes_action="REJECT_REQUEST",
-        early_header_mutation_extensions=[_strip_headers()],
+        early_header_mutation_extensions=[_strip_headers(behind_relay)],
         http_filters=[
             status.health_filter(),
             *([asks_key] if asks_key is not None else []),
@@ -134,15 +134,17 @@ def _connection_manager(config: GatewayConfig, name: str, *, behind_relay: bool 
     return manager
 
 
-def _strip_headers() -> Config:
+def _strip_headers(behind_relay: bool) -> Config:
     """What picker and workers tell each other is not for clients to say; nor are Envoy's own
-    headers, by which a client that Envoy takes for internal would set timeouts and retries."""
+    headers, by which a client that Envoy takes for internal would set timeouts and retries. The
+    relay's calls bring the tenant that the listener for clients has found."""
+    keep = {headers.TENANT} if behind_relay else set()
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": typed(
             "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
             mutations=[
-                *({"remove": name} for name in headers.INTERNAL),
+                *({"remove": name} for name in headers.INTERNAL if name not in keep),
                 {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-", "ignore_case": True}}},
             ],
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 
+from ecoserve import headers
 from ecoserve.gateway.config import GatewayConfig, check_keys
 from ecoserve.gateway.parts import Config, http_filter, typed
 
@@ -48,11 +50,17 @@ def keys_file_text(keys: Iterable[str]) -> str:
     return json.dumps({"resources": [resource]}, indent=1) + "\n"
 
 
+def tenant(key: str) -> str:
+    """What the scheduler is told of who calls: it does not tell the key, and stays the same when
+    other keys come and go."""
+    return hashlib.blake2b(key.encode(), digest_size=8, person=b"ecoserve").hexdigest()
+
+
 def _settings(keys: tuple[str, ...]) -> Config:
     return {
-        "credentials": [{"key": key, "client": f"key-{n}"} for n, key in enumerate(keys, 1)],
+        "credentials": [{"key": key, "client": tenant(key)} for key in keys],
         # The filter itself takes off a "Bearer " before the key.
         "key_sources": [{"header": "Authorization"}],
-        # Workers have no business with it.
-        "forwarding": {"hide_credentials": True},
+        # Workers have no business with the key.
+        "forwarding": {"header": headers.TENANT, "hide_credentials": True},
     }

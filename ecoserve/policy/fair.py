@@ -108,8 +108,8 @@ class Shares:
 
     def is_ahead(self, tenant: str, since: float) -> bool:
         """Whether the tenant was given more than another that has asked for something since."""
-        flow = self._flows[tenant]
-        return any(
+        flow = self._flows.get(tenant)
+        return flow is not None and any(
             max(other.served, self._virtual_time) < flow.served
             for other in self._flows.values()
             if other is not flow and (len(other) or other.seen >= since)

@@ -7,10 +7,11 @@ Pure of I/O and of the clock: times are the caller's monotonic seconds. Calls ar
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ecoserve.policy import balance
+from ecoserve.policy import balance, fair
 from ecoserve.policy.macro import MacroScheduler, Routed, Shed
 from ecoserve.policy.routing import load
 from ecoserve.policy.state import SLO, MacroView, Request
@@ -43,8 +44,10 @@ class Cluster:
         self.instances: dict[str, Instance] = {}
         self.macros: dict[str, MacroScheduler] = {}
         self.tickets: dict[str, Ticket] = {}
-        self.ledger = Ledger(self.name, self.instances, self.learnt, metrics)
+        self.ledger = Ledger(self.name, self.instances, self.learnt, metrics, self._charge)
         self._homeless: dict[str, Ticket] = {}
+        # Until when no gateway's patience ends.
+        self._patient_until = math.inf
         self._metrics = metrics
         self._debug = debug
         self.spec = spec
@@ -157,8 +160,17 @@ class Cluster:
         if self.debug:
             for switch in message.switches:
                 log.info("%s: phase %s: %s", instance.name, switch.phase, switch.reason)
-        if self.tickets:
+        if self._homeless:
             self.pump(now)
+        elif self.tickets:
+            # The other macro instances know nothing new; they are looked at when they want to be.
+            home = self.members.get(instance.name)
+            if home is not None and len(self.macros[home]):
+                self._dispatch(home, now)
+
+    def _charge(self, macro: str, tenant: str, tokens: float) -> None:
+        if macro in self.macros:
+            self.macros[macro].charge(tenant, tokens)
 
     def sweep(self, now: float) -> None:
         """Drops reservations that nobody has heard of for too long; call it now and then."""
@@ -180,14 +192,18 @@ class Cluster:
         patience: float,
         conversation: bytes = b"",
         allowed: frozenset[str] | None = None,
+        tenant: str = "",
+        priority: int | None = None,
     ) -> Ticket:
         """A call asks for an instance; see ``Ticket`` for how it is told.
 
         ``patience`` is how long the gateway lets it wait, seconds. ``allowed`` are addresses to
-        which it is limited.
+        which it is limited. ``priority`` None: what the call itself says.
         """
         key = conversation or work.conversation
-        request, output = self._request(request_id, work, slo, now, allowed)
+        if priority is None:
+            priority = work.priority
+        request, output = self._request(request_id, work, slo, now, allowed, tenant, priority)
         # Chosen first, since only its instances are asked what they hold of the prompt.
         chosen = self._macro_for(key, request.allowed)
         if chosen is not None:
@@ -202,6 +218,7 @@ class Cluster:
             )
             return ticket
         self.tickets[request_id] = ticket
+        self._patient_until = min(self._patient_until, ticket.serve_by)
         self._enter(ticket, chosen, now)
         if ticket.macro is not None:
             self._dispatch(ticket.macro, now)
@@ -230,6 +247,8 @@ class Cluster:
         slo: SLO,
         now: float,
         allowed: frozenset[str] | None,
+        tenant: str,
+        priority: int,
     ) -> tuple[Request, float]:
         ratio = self.learnt.bytes_per_token
         prompt_tokens = max(work.tokens + int(work.text_bytes / ratio), 1)
@@ -249,6 +268,8 @@ class Cluster:
             slo=slo,
             sequences=work.sequences,
             allowed=names,
+            tenant=tenant,
+            priority=priority,
         )
         return request, output
 
@@ -336,9 +357,11 @@ class Cluster:
         for name, queue in self.macros.items():
             if len(queue):
                 self._dispatch(name, now)
-        for ticket in list(self.tickets.values()):
-            if now >= ticket.serve_by:
-                self._serve_anyway(ticket, now)
+        if now >= self._patient_until:
+            for ticket in list(self.tickets.values()):
+                if now >= ticket.serve_by:
+                    self._serve_anyway(ticket, now)
+            self._patient_until = min((t.serve_by for t in self.tickets.values()), default=math.inf)
 
     def next_wakeup(self, now: float) -> float | None:
         """When to ``pump`` again if nothing happens before; None: no need."""
@@ -364,7 +387,14 @@ class Cluster:
     def _serve_anyway(self, ticket: Ticket, now: float) -> None:
         request = ticket.request
         if ticket.macro is not None:
-            self.macros[ticket.macro].cancel(request.id)
+            queue = self.macros[ticket.macro]
+            ahead = queue.is_ahead(request, now)
+            queue.cancel(request.id)
+            if ahead:
+                why = "others wait for their share"
+                self._shed(ticket, Shed(request, why, UNAVAILABLE_RETRY_S))
+                return
+            queue.charge(request.tenant, fair.work(request))
         able = [
             instance
             for instance in self.routable()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ecoserve.policy.fair import OUTPUT_WEIGHT, work
 from ecoserve.policy.state import Request
 from ecoserve.proto.v1 import session_pb2
 from ecoserve.scheduler.instance import Instance
 from ecoserve.scheduler.learning import Learnt
 from ecoserve.scheduler.metrics import Metrics
 from ecoserve.scheduler.work import Work
+
+Charge = Callable[[str, str, float], None]
+"""Told the macro instance, the tenant and how many weighted tokens more its request took."""
 
 # Calls remembered until they end; those forgotten teach nothing, no more.
 MOST_IN_FLIGHT = 65536
@@ -20,25 +24,34 @@ MOST_IN_FLIGHT = 65536
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """A routed call until it has ended. ``matched`` are the prompt tokens that its instance was
-    thought to hold, before that belief is discounted."""
+    thought to hold, before that belief is discounted; ``charged`` is what its tenant was charged
+    with."""
 
     instance: str
     text_bytes: int
     token_ids: int
     sequences: int
     matched: float
+    tenant: str
+    charged: float
 
 
 class Ledger:
     """Which instance holds whose reservation; every reservation is in it once."""
 
     def __init__(
-        self, cluster: str, instances: Mapping[str, Instance], learnt: Learnt, metrics: Metrics
+        self,
+        cluster: str,
+        instances: Mapping[str, Instance],
+        learnt: Learnt,
+        metrics: Metrics,
+        charge: Charge,
     ) -> None:
         self._cluster = cluster
         self._instances = instances
         self._learnt = learnt
         self._metrics = metrics
+        self._charge = charge
         self._reserved: dict[str, str] = {}
         self._in_flight: OrderedDict[str, _InFlight] = OrderedDict()
 
@@ -46,7 +59,7 @@ class Ledger:
         return len(self._reserved)
 
     def reserve(
-        self, instance: Instance, request: Request, work: Work, output: float, now: float
+        self, instance: Instance, request: Request, call: Work, output: float, now: float
     ) -> None:
         """A call goes to an instance; ``output`` is expected of each of its sequences."""
         instance.reserve(request, now, output)
@@ -55,10 +68,12 @@ class Ledger:
         held = request.held.get(instance.name, 0)
         self._in_flight[request.id] = _InFlight(
             instance=instance.name,
-            text_bytes=work.text_bytes,
-            token_ids=work.tokens,
+            text_bytes=call.text_bytes,
+            token_ids=call.tokens,
             sequences=request.sequences,
             matched=held / trust if trust > 0 else 0.0,
+            tenant=request.tenant,
+            charged=work(request, instance.name),
         )
         if len(self._in_flight) > MOST_IN_FLIGHT:
             self._in_flight.popitem(last=False)
@@ -126,6 +141,10 @@ class Ledger:
     def _finished(self, instance: Instance, done: session_pb2.Finished, macro: str) -> None:
         call = self._in_flight.pop(done.id, None)
         answered = done.status < 400 and not done.broken
+        if call is not None:
+            computed = done.prompt_tokens - done.cached_tokens
+            took = computed + OUTPUT_WEIGHT * done.generated
+            self._charge(macro, call.tenant, took - call.charged)
         if call is not None and answered and done.prompt_tokens:
             if not call.token_ids:
                 self._learnt.prompt(call.text_bytes, done.prompt_tokens)

@@ -243,9 +243,11 @@ class _Call:
         if why is not None:
             raise NotTheirs(why)
         self._cluster = cluster
+        told = self._headers.get
         try:
-            ttft = _seconds(self._headers.get(headers.TTFT_SLO), headers.TTFT_SLO)
-            tpot = _seconds(self._headers.get(headers.TPOT_SLO), headers.TPOT_SLO)
+            ttft = _seconds(told(headers.TTFT_SLO), headers.TTFT_SLO)
+            tpot = _seconds(told(headers.TPOT_SLO), headers.TPOT_SLO)
+            priority = _whole(told(headers.PRIORITY), headers.PRIORITY)
         except BadHeader as error:
             return Turned(400, "invalid_header", str(error))
         if spec.slo is None:
@@ -255,12 +257,14 @@ class _Call:
             return cluster.any_address(self._subset, self._store.clock())
         ticket = cluster.offer(
             self.id,
-            work.read(self._headers.get(":path", "").partition("?")[0], body),
+            work.read(told(":path", "").partition("?")[0], body),
             slo,
             self._arrived,
             patience=max(self._stream.max_wait * 0.95 - 0.1, 0.0),
-            conversation=self._headers.get(headers.CONVERSATION, "").encode(),
+            conversation=told(headers.CONVERSATION, "").encode(),
             allowed=self._subset,
+            tenant=told(headers.TENANT, ""),
+            priority=priority,
         )
         self._store.metrics.picked(cluster.name, time.perf_counter() - begun)
         if ticket.outcome is None:
@@ -330,6 +334,15 @@ def _seconds(text: str | None, name: str) -> float | None:
     if not (math.isfinite(value) and value > 0):
         raise BadHeader(f"{name} must be a positive number of seconds, not {text[:64]!r}")
     return value
+
+
+def _whole(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise BadHeader(f"{name} must be a whole number, not {text[:64]!r}") from None
 
 
 def _too_large() -> Turned:

@@ -41,6 +41,7 @@ class _Common(msgspec.Struct):
     max_tokens: int | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
+    priority: int | None = None
 
 
 class _Chat(_Common):
@@ -95,7 +96,8 @@ class Work:
 
     ``text_bytes`` are the bytes of all prompts given as text, ``tokens`` the token ids given as
     such. ``sequences`` are prompts x n. ``most_output`` bounds the output of one sequence (None:
-    the model's own limit). ``valid`` is False for a body that a worker will turn down.
+    the model's own limit). ``priority`` is vLLM's, the lower the sooner. ``valid`` is False for a
+    body that a worker will turn down.
     """
 
     model: str | None
@@ -106,6 +108,7 @@ class Work:
     conversation: bytes
     chains: tuple[Chain, ...]
     head: Head | None
+    priority: int = 0
     valid: bool = True
 
 
@@ -222,6 +225,7 @@ def _work(
         conversation=key.encode() if key else conversation,
         chains=tuple(chain(prompt) for prompt in prompts),
         head=head,
+        priority=call.priority or 0,
     )
 
 

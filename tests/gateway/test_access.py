@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ecoserve import gateway
+from ecoserve import gateway, headers
+from ecoserve.gateway.keys import tenant
 from tests.gateway.test_calls import is_openai_error
 from tests.gateway.world import CHAT, World, until, world
 
@@ -38,6 +39,25 @@ async def test_api_keys(tmp_path: Path) -> None:
         # The key stays at the gateway.
         assert all("authorization" not in call.headers for call in it.workers[0].calls)
         assert all("authorization" not in entry["headers"] for entry in it.picked())
+
+
+async def test_the_picker_is_told_whose_key_it_is_and_not_the_key(tmp_path: Path) -> None:
+    async with world(tmp_path, workers=1, api_keys=("sk-one", "sk-two")) as it:
+        for key in ("sk-one", "sk-two", "sk-one"):
+            told = {"authorization": f"Bearer {key}", headers.TENANT: "somebody else"}
+            assert (await it.ask(headers=told)).status_code == 200
+        tenants = [entry["headers"][headers.TENANT] for entry in it.picked()[-3:]]
+        assert tenants == [tenant("sk-one"), tenant("sk-two"), tenant("sk-one")]
+        assert "sk-" not in "".join(tenants)
+
+
+async def test_nobody_names_a_tenant_where_no_key_is_asked_for(tmp_path: Path) -> None:
+    async with world(tmp_path, workers=1) as it:
+        told = {headers.TENANT: "somebody else", headers.PRIORITY: "-3"}
+        assert (await it.ask(headers=told)).status_code == 200
+        seen = it.picked()[-1]["headers"]
+        assert not seen.get(headers.TENANT)
+        assert seen[headers.PRIORITY] == "-3"
 
 
 async def test_keys_change_while_envoy_runs(tmp_path: Path) -> None:
