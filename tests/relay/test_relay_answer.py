@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,20 @@ def test_cut_at_every_event_of_a_long_answer() -> None:
             got = relayed(engine, path, asked, [cut])
             assert Seen.of(got).shape() == uncut.shape(), cut
             assert all(fields(event) in kinds for event in got)
+
+
+@pytest.mark.parametrize("with_stop", [False, True])
+def test_a_stop_string_across_one_break_or_two(with_stop: bool) -> None:
+    """The tokens that a worker gives ahead of the text that it holds back do not count."""
+    engine = Engine()
+    engine.give(ids(PROMPT), ids("a cat, 你好 and more"))
+    more = {"stop": ["t, 你好 an", "x"], "include_stop_str_in_output": with_stop}
+    asked = body(COMPLETIONS, max_tokens=90, stream_options={"include_usage": True}, **more)
+    uncut = Seen.of(list(engine.stream(COMPLETIONS, asked)))
+    assert uncut.text == ("a cat, 你好 an" if with_stop else "a ca")
+    for first, second, engine.grouping in itertools.product(range(12), range(5), range(3)):
+        seen = Seen.of(relayed(engine, COMPLETIONS, asked, [first, second]))
+        assert seen.shape() == uncut.shape(), (first, second, engine.grouping)
 
 
 def test_an_answer_without_a_limit_of_its_own_ends_with_the_context() -> None:
