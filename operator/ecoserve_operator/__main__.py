@@ -8,6 +8,7 @@ import contextlib
 import logging
 import signal
 import sys
+from pathlib import Path
 
 from ecoserve_operator.app import LeaseLost, Options, run
 from ecoserve_operator.builders import Builders, Installation
@@ -20,9 +21,12 @@ def parse(arguments: list[str]) -> tuple[Options, Installation]:
     add = parser.add_argument
     add("--identity", required=True, help="who holds the lease: the Pod's name")
     add("--lease", required=True, metavar="NAMESPACE/NAME", help="of one controller at a time")
+    add("--authority", required=True, metavar="NAME", help="Secret of the CA, beside the lease")
     add("--namespace", action="append", default=[], help="to work in; repeat; default: all")
     add("--scheduler", default="127.0.0.1:9002", metavar="HOST:PORT", help="its gRPC, from here")
     add("--scheduler-service", required=True, metavar="HOST:PORT", help="its gRPC, from Pods")
+    add("--scheduler-tls", required=True, metavar="HOST:PORT", help="its gRPC with TLS, from Pods")
+    add("--scheduler-files", type=Path, metavar="FOLDER", help="for its certificate")
     add("--scheduler-ip", help="of its Pod, for InferencePools")
     add("--health-port", type=int, default=8081, help="of /healthz and /readyz")
     add("--worker-image", required=True, help="of clusters that name none")
@@ -42,7 +46,10 @@ def parse(arguments: list[str]) -> tuple[Options, Installation]:
         identity=given.identity,
         lease_namespace=namespace,
         lease_name=name,
+        authority_name=given.authority,
         scheduler=given.scheduler,
+        scheduler_name=given.scheduler_tls.rpartition(":")[0],
+        scheduler_files=given.scheduler_files,
         namespaces=tuple(given.namespace),
         health_port=given.health_port,
         optional_groups=tuple(groups),
@@ -51,6 +58,7 @@ def parse(arguments: list[str]) -> tuple[Options, Installation]:
         worker_image=given.worker_image,
         gateway_image=given.gateway_image,
         scheduler=given.scheduler_service,
+        scheduler_tls=given.scheduler_tls,
         scheduler_ip=given.scheduler_ip,
         pull_policy=given.pull_policy,
         pull_secrets=tuple(given.pull_secret),

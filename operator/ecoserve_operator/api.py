@@ -584,16 +584,17 @@ class MTLS(Object):
                 ]
             }
         ),
-    ] = False
-    """Encrypt and authenticate both ways. Immutable. This version does not act on it: traffic
-    within the cluster is plain, and NetworkPolicies are what keeps others out."""
+    ] = True
+    """Encrypt and authenticate both ways. Immutable."""
     gateway_secret: ObjectName | None = None
-    """Secret of type kubernetes.io/tls with ca.crt for the gateway. Unset: issued by the
-    operator."""
+    """Secret with tls.crt, tls.key and ca.crt for the gateways, e.g. of cert-manager; its DNS name
+    must be gateway.<cluster>.<namespace>.svc. It is copied, and changes of it are taken over live.
+    Unset: issued by the operator."""
     worker_secret: ObjectName | None = None
-    """The same for the workers."""
+    """The same for the workers, with the DNS name worker.<cluster>.<namespace>.svc."""
     lifetime: Annotated[Duration, Within("1h", "87600h")] = 2160 * HOUR
-    """Validity of the certificates that the operator issues; they are renewed after two thirds."""
+    """Validity of the certificates that the operator issues; they are renewed after two thirds of
+    it, live."""
 
     rules = (
         Rule(

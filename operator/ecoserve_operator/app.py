@@ -7,9 +7,11 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from ecoserve_operator import health
+from ecoserve_operator.authority import Authority
 from ecoserve_operator.cluster_api import ClusterApi, Json, Kind, connect
 from ecoserve_operator.controller import WATCHED, Controller
 from ecoserve_operator.lease import Lease
@@ -27,13 +29,20 @@ Connect: TypeAlias = Callable[[Callable[[], None]], Awaitable[ClusterApi]]
 @dataclass(frozen=True, slots=True)
 class Options:
     """``namespaces`` empty: all. ``scheduler`` is host:port of its Admin service; ``health_port``
-    0: any free port. ``optional_groups`` are the API groups of others that it may use."""
+    0: any free port. ``optional_groups`` are the API groups of others that it may use.
+
+    ``scheduler_name`` is the DNS name in the scheduler's certificate, ``scheduler_files`` the
+    folder where that is written (None: nowhere). The Secret of the certificate authority is
+    ``authority_name``, beside the lease."""
 
     identity: str
     lease_namespace: str
     scheduler: str
+    scheduler_name: str = "localhost"
+    scheduler_files: Path | None = None
     namespaces: tuple[str, ...] = ()
     lease_name: str = "ecoserve-operator"
+    authority_name: str = "ecoserve-operator-ca"
     health_port: int = 8081
     optional_groups: tuple[str, ...] = tuple(dict.fromkeys(kind.group for kind in OPTIONAL))
 
@@ -56,7 +65,15 @@ async def run(options: Options, render: Render, connect: Connect = connect) -> N
 
     async with await connect(lambda: None) as plain, await connect(lease.check) as api:
         membership = Membership(options.scheduler)
-        controller = Controller(api, membership, render, lease, namespaces=options.namespaces)
+        authority = Authority(
+            options.lease_namespace,
+            options.authority_name,
+            options.scheduler_name,
+            options.scheduler_files,
+        )
+        controller = Controller(
+            api, membership, render, lease, authority, namespaces=options.namespaces
+        )
         membership.changed = controller.wake
         kinds = (*WATCHED, *KINDS, *await _installed(plain, options.optional_groups))
         controller.objects.kinds = kinds[len(WATCHED) :]

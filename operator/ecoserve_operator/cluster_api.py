@@ -53,6 +53,7 @@ class Kind:
 CLUSTERS = Kind("ecoserve.io", "v1alpha1", "ecoserveclusters", "EcoServeCluster")
 MACROS = Kind("ecoserve.io", "v1alpha1", "macroinstances", "MacroInstance")
 PODS = Kind("", "v1", "pods", "Pod")
+SECRETS = Kind("", "v1", "secrets", "Secret")
 EVENTS = Kind("", "v1", "events", "Event")
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 

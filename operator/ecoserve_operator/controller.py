@@ -14,13 +14,16 @@ from collections import defaultdict, deque
 
 from pydantic import ValidationError
 
+from ecoserve.proto.v1 import admin_pb2
 from ecoserve_operator import status, views
 from ecoserve_operator.actions import CreatePod, DeletePod
 from ecoserve_operator.api import EcoServeCluster
+from ecoserve_operator.authority import Authority
 from ecoserve_operator.autoscaler import Autoscaler
 from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, ClusterApi, Json, Kind
 from ecoserve_operator.events import Events
 from ecoserve_operator.execute import Executor, Stale
+from ecoserve_operator.issuer import Issuer
 from ecoserve_operator.lease import Lease, NotHeld
 from ecoserve_operator.membership import Membership, declare
 from ecoserve_operator.names import CLUSTER_LABEL, worker_selector
@@ -53,6 +56,7 @@ class Controller:
         membership: Membership,
         render: Render,
         lease: Lease,
+        authority: Authority,
         *,
         namespaces: tuple[str, ...] = (),
     ) -> None:
@@ -66,6 +70,9 @@ class Controller:
         self._namespaces: tuple[str | None, ...] = namespaces or (None,)
         self._executor = Executor(api, self.store, membership, self.events, render)
         self.objects = Objects(api, self.store)
+        self._authority = authority
+        authority.changed = self._wake_all
+        self.issuer = Issuer(api, self.store, authority, self.events)
         self._autoscaler = Autoscaler(api, self.store, self._executor, self.events)
         self._doubtful: set[Key] = set()
         self._failures: dict[Key, deque[float]] = defaultdict(deque)
@@ -75,14 +82,20 @@ class Controller:
         """Has a cluster looked at."""
         self.queue.add(key)
 
+    def _wake_all(self) -> None:
+        for key in self.store.clusters():
+            self.queue.add(key)
+
     async def run(self) -> None:
         """Reconciles until cancelled."""
         await self._lease.held.wait()
+        await self._authority.start(self._api)
         await self.look_up_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.events.run())
             group.create_task(self._resync())
             group.create_task(self._autoscaler.run())
+            group.create_task(self._authority.run(self._api))
             for _ in range(WORKERS):
                 group.create_task(self._work())
 
@@ -115,8 +128,7 @@ class Controller:
                 # The watches may have missed what was deleted meanwhile.
                 self._lease.interrupted = False
                 await self.look_up_all()
-            for key in self.store.clusters():
-                self.queue.add(key)
+            self._wake_all()
 
     async def _work(self) -> None:
         while True:
@@ -146,6 +158,7 @@ class Controller:
             # What it owned is the garbage collector's.
             await self._membership.forget(key)
             self.objects.forget(key)
+            self.issuer.forget(key)
             self._failures.pop(key, None)
             return None
         try:
@@ -211,15 +224,19 @@ class _Pass:
         self._membership = controller._membership
         self._cluster, self._revision = cluster, revision
         self._problems: list[Problem] = []
+        self._mtls: admin_pb2.MutualTls | None = None
 
     async def run(self) -> float | None:
         failure: Exception | None = None
         done: Plan | None = None
         try:
-            problems = await self._controller.objects.sync(
-                self._key, self._controller._render.objects(self._cluster)
+            objects = self._controller._render.objects(self._cluster)
+            issued = await self._controller.issuer.issue(self._key, self._cluster)
+            self._mtls = issued.mtls
+            self._problems += issued.problems
+            self._problems += await self._controller.objects.sync(
+                self._key, [*issued.secrets, *objects]
             )
-            self._problems += problems
             done = await self._converge()
         except ValueError as error:
             self._problems.append(Problem("InvalidSpec", str(error)))
@@ -287,7 +304,9 @@ class _Pass:
             members.setdefault(pod.macro, []).append(pod.name)
         settled = all(pod.ready and not pod.terminating and not pod.leaving for pod in pods)
         await self._membership.declare(
-            self._key, declare(self._key, self._cluster.spec, members), busy=not settled
+            self._key,
+            declare(self._key, self._cluster.spec, members, self._mtls),
+            busy=not settled,
         )
         if refused := self._membership.refused(self._key):
             self._problems = [p for p in self._problems if p.reason != "SchedulerRefused"]

@@ -33,10 +33,13 @@ _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_bac
 
 
 def declare(
-    key: Key, spec: EcoServeClusterSpec, members: Mapping[str, list[str]]
+    key: Key,
+    spec: EcoServeClusterSpec,
+    members: Mapping[str, list[str]],
+    mtls: admin_pb2.MutualTls | None = None,
 ) -> admin_pb2.Cluster:
-    """The cluster in the scheduler's words; ``members`` are the instances of each macro
-    instance."""
+    """The cluster in the scheduler's words; ``members`` are the instances of each macro instance,
+    ``mtls`` says who its gateways and workers are (None: connections are plain)."""
     policy = spec.policy
     return admin_pb2.Cluster(
         name="/".join(key),
@@ -54,6 +57,7 @@ def declare(
         ramp_s=policy.ramp,
         debug=policy.debug,
         drain_timeout_s=spec.drain.timeout,
+        mtls=mtls,
     )
 
 

@@ -15,6 +15,17 @@ GATE = "ecoserve.io/accepted"
 WORKERS = "app.kubernetes.io/component=worker"
 
 
+def tls_secret(cluster: str, component: str) -> str:
+    """The name of the Secret with the certificate of a cluster's component."""
+    return f"{cluster}-{component}-tls"
+
+
+def identity(namespace: str, cluster: str, component: str) -> str:
+    """The DNS name in the certificate of a cluster's component. No Service can have it, for it has
+    a part more than theirs."""
+    return f"{component}.{cluster}.{namespace}.svc"
+
+
 def worker_selector(cluster: str) -> str:
     """The label selector of a cluster's worker Pods."""
     return f"{CLUSTER_LABEL}={cluster},{WORKERS}"

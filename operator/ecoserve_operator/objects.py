@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from ecoserve_operator.cluster_api import ApiError, ClusterApi, Json, Kind
+from ecoserve_operator.cluster_api import SECRETS, ApiError, ClusterApi, Json, Kind
 from ecoserve_operator.status import Problem
 from ecoserve_operator.store import Key, Store
 
@@ -20,6 +20,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("apps", "v1", "deployments", "Deployment"),
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
+    SECRETS,
 )
 # The same, where they are installed.
 OPTIONAL: tuple[Kind, ...] = (

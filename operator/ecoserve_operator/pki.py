@@ -26,6 +26,7 @@ SKEW_S = 300.0
 # It is renewed once this share of its life is over.
 RENEW_AT = 2 / 3
 
+_MAKER = "ecoserve-operator"
 _SERVES: tuple[Role, ...] = ("worker", "scheduler")
 _ASKS: tuple[Role, ...] = ("worker", "gateway")
 
@@ -54,18 +55,46 @@ def make_authority(name: str, now: float, lifetime: float) -> Authority:
     """A new authority of its own root."""
     key = ec.generate_private_key(ec.SECP256R1())
     # Two of one name could not be told apart by those who look for an issuer.
-    common = f"{name} {secrets.token_hex(4)}"
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-    usage = _usage(sign_certificates=True)
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, _MAKER),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {secrets.token_hex(4)}"),
+        ]
+    )
     signed = (
         _builder(subject, subject, key.public_key(), now, now + lifetime)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_usage(sign_certificates=True), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False)
         .sign(key, hashes.SHA256())
     )
-    pem = _pem(signed)
+    pem = to_pem(signed)
     return Authority(Pair(pem, _private(key)), pem)
+
+
+def is_own(certificate: str) -> bool:
+    """Whether an authority was made here."""
+    (first, *_) = certificates(certificate)
+    made = first.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    return [attribute.value for attribute in made] == [_MAKER]
+
+
+def given_authority(pair: Pair, roots: str | None) -> Authority:
+    """An authority that somebody brings; it is its own root unless ``roots`` says who is.
+
+    Raises ``BadCertificate``.
+    """
+    (first, *_) = certificates(pair.certificate)
+    _check_key(pair, first)
+    try:
+        basic = first.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except x509.ExtensionNotFound:
+        basic = x509.BasicConstraints(ca=False, path_length=None)
+    if not basic.ca:
+        raise BadCertificate("it may not sign certificates (basicConstraints CA:TRUE is missing)")
+    if roots is None and first.issuer != first.subject:
+        raise BadCertificate("it is not its own root, so ca.crt must hold the root")
+    return Authority(pair, roots if roots is not None else pair.certificate)
 
 
 def issue(
@@ -90,7 +119,7 @@ def issue(
         .sign(signing_key, hashes.SHA256())  # type: ignore[arg-type]
     )
     between = authority.pair.certificate if signer.issuer != signer.subject else ""
-    return Pair(_pem(signed) + between, _private(key))
+    return Pair(to_pem(signed) + between, _private(key))
 
 
 def certificates(pem: str) -> list[x509.Certificate]:
@@ -112,7 +141,7 @@ def private_key(pem: str) -> object:
 def merge(*bundles: str) -> str:
     """All certificates of several bundles, each once, in their order."""
     found = [c for bundle in bundles if bundle for c in certificates(bundle)]
-    return "".join(dict.fromkeys(map(_pem, found)))
+    return "".join(dict.fromkeys(map(to_pem, found)))
 
 
 def still_valid(bundle: str, now: float) -> str:
@@ -120,7 +149,7 @@ def still_valid(bundle: str, now: float) -> str:
     if not bundle:
         return ""
     kept = [c for c in certificates(bundle) if c.not_valid_after_utc.timestamp() > now]
-    return "".join(map(_pem, kept))
+    return "".join(map(to_pem, kept))
 
 
 def holds(bundle: str, part: str) -> bool:
@@ -138,11 +167,9 @@ def is_due(certificate: str, now: float) -> bool:
 def check(pair: Pair, roots: str, role: Role, name: str, now: float) -> None:
     """Raises ``BadCertificate`` unless ``pair`` proves its holder, to who trusts ``roots``, to be
     ``name`` in all that ``role`` does, now."""
-    key = private_key(pair.key)
     leaf, *between = certificates(pair.certificate)
     anchors = certificates(roots)
-    if _public(key.public_key()) != _public(leaf.public_key()):  # type: ignore[attr-defined]
-        raise BadCertificate("tls.key is not the key of tls.crt")
+    _check_key(pair, leaf)
     moment = datetime.fromtimestamp(now, UTC)
     if moment < leaf.not_valid_before_utc:
         raise BadCertificate(f"tls.crt is not valid before {leaf.not_valid_before_utc:%FT%TZ}")
@@ -171,6 +198,12 @@ def dns_names(certificate: x509.Certificate) -> list[str]:
     except x509.ExtensionNotFound:
         return []
     return names.value.get_values_for_type(x509.DNSName)
+
+
+def _check_key(pair: Pair, leaf: x509.Certificate) -> None:
+    key = private_key(pair.key)
+    if _public(key.public_key()) != _public(leaf.public_key()):  # type: ignore[attr-defined]
+        raise BadCertificate("tls.key is not the key of tls.crt")
 
 
 def _check_purposes(leaf: x509.Certificate, role: Role) -> None:
@@ -239,7 +272,8 @@ def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _pem(certificate: x509.Certificate) -> str:
+def to_pem(certificate: x509.Certificate) -> str:
+    """A certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 

@@ -30,7 +30,12 @@ from ecoserve.proto.v1 import admin_pb2, admin_pb2_grpc
 
 SECONDS = 60.0
 RENDER = Builders(
-    Installation(worker_image="worker:1", gateway_image="gateway:1", scheduler="scheduler:9002")
+    Installation(
+        worker_image="worker:1",
+        gateway_image="gateway:1",
+        scheduler="scheduler:9002",
+        scheduler_tls="scheduler:9004",
+    )
 )
 
 

@@ -21,6 +21,7 @@ INSTALLATION = Installation(
     worker_image="worker:1",
     gateway_image="operator:1",
     scheduler="ecoserve.system.svc:9002",
+    scheduler_tls="ecoserve.system.svc:9004",
     scheduler_ip="10.1.2.3",
     inference_pools=True,
 )
@@ -217,7 +218,8 @@ def test_the_worker_takes_its_arguments(spec: str) -> None:
     options = parse([argument.replace("$(POD_IP)", "10.0.0.7") for argument in arguments])
     assert options.cluster == "default/demo"
     assert options.instance == "demo-3"
-    assert options.scheduler == INSTALLATION.scheduler
+    assert options.scheduler == INSTALLATION.scheduler_tls
+    assert options.tls_gateway == "gateway.demo.default.svc"
     assert options.host == "10.0.0.7"
     assert (options.port, options.health_port) == (8000, 8001)
     assert options.drain_timeout == cluster(spec).spec.drain.timeout
@@ -364,10 +366,53 @@ def test_gateway_with_tls_and_keys() -> None:
     assert BUILDERS.url(cluster("with TLS and keys")) == "https://demo.default.svc:8443/v1"
     files = made["ConfigMap/demo-gateway"]["data"]
     assert json.loads(files["tls.json"])["resources"][0]["name"] == "gateway"
-    assert "keys" not in json.dumps(json.loads(files["envoy.json"])["static_resources"]["clusters"])
+    assert "keys.json" not in json.dumps(
+        json.loads(files["envoy.json"])["static_resources"]["clusters"]
+    )
     assert made["Deployment/demo-gateway"]["spec"]["template"]["spec"]["containers"][0][
         "image"
     ] == ("operator:1")
+
+
+def test_mutual_tls_is_off_by_its_switch_only() -> None:
+    for spec in SPECS:
+        worker_pod = worker(spec)
+        made = objects(spec)
+        mounted = {v["name"]: v for v in worker_pod["spec"]["volumes"]}["mtls"]
+        assert mounted["secret"] == {"secretName": "demo-worker-tls"}
+        folder = parse(container(worker_pod)["args"]).tls_files
+        assert {"name": "mtls", "mountPath": str(folder), "readOnly": True} in container(
+            worker_pod
+        )["volumeMounts"]
+        if "Deployment/demo-gateway" not in made:
+            continue
+        pod = made["Deployment/demo-gateway"]["spec"]["template"]
+        mounted = {v["name"]: v for v in pod["spec"]["volumes"]}["mtls"]
+        assert mounted["secret"] == {"secretName": "demo-gateway-tls"}
+        mounts = {m["name"]: m["mountPath"] for m in container(pod, "envoy")["volumeMounts"]}
+        files = made["ConfigMap/demo-gateway"]["data"]
+        for upstream in ("workers", "scheduler"):
+            context = cluster_of(files, upstream)["transport_socket"]["typed_config"]
+            tls = context["common_tls_context"]
+            (identity,) = tls["tls_certificate_sds_secret_configs"]
+            checks = tls["combined_validation_context"]
+            trusted = checks["validation_context_sds_secret_config"]
+            for secret in (identity, trusted):
+                path = secret["sds_config"]["path_config_source"]["path"]
+                text = files[path.removeprefix(f"{mounts['config']}/")]
+                assert f"{mounts['mtls']}/" in text
+    secure = cluster_of(objects()["ConfigMap/demo-gateway"]["data"], "scheduler")
+    assert "ecoserve.system.svc" in json.dumps(secure["transport_socket"])
+    assert json.dumps(secure["load_assignment"]).count("9004") == 1
+    plain: Json = {"mtls": {"enabled": False}}
+    assert "tls" not in json.dumps([worker(plain), objects(plain)])
+    assert "9004" not in json.dumps([worker(plain), objects(plain)])
+    assert BUILDERS.revision(cluster(plain)) != BUILDERS.revision(cluster())
+
+
+def cluster_of(files: Json, name: str) -> Json:
+    clusters = json.loads(files["envoy.json"])["static_resources"]["clusters"]
+    return next(item for item in clusters if item["name"] == name)
 
 
 def test_another_configuration_is_another_gateway_pod() -> None:

@@ -124,7 +124,7 @@ def test_examples_can_be_built(path: Path) -> None:
     given = EcoServeCluster.model_validate(body)
     # What the API server would drop as unknown.
     assert _names(body["spec"]) <= _names(given.spec.dump())
-    builders = Builders(Installation("worker:1", "operator:1", "scheduler:9002"))
+    builders = Builders(Installation("worker:1", "operator:1", "scheduler:9002", "scheduler:9004"))
     assert not violations(builders.worker(given, f"{given.metadata.name}-0")["spec"])
     assert builders.objects(given)
 
@@ -237,7 +237,7 @@ def test_the_token_is_the_controllers_alone() -> None:
 def test_workers_and_gateways_reach_the_scheduler() -> None:
     policy = one(rendered("default"), "NetworkPolicy")["spec"]
     peer = policy["ingress"][0]["from"][0]
-    builders = Builders(Installation("worker:1", "operator:1", "scheduler:9002"))
+    builders = Builders(Installation("worker:1", "operator:1", "scheduler:9002", "scheduler:9004"))
     body = yaml.safe_load((CHART / "examples/cpu.yaml").read_text())
     body["metadata"] |= {"namespace": "default", "uid": "1"}
     given = EcoServeCluster.model_validate(body)

@@ -325,7 +325,7 @@ def test_defaults_are_stored(kube: ApiServer, namespace: str) -> None:
     assert spec["parallelism"] == {"tensor": 1, "pipeline": 1}
     assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 64)
     assert spec["policy"]["name"] == "paced"
-    assert spec["mtls"]["enabled"] is False
+    assert spec["mtls"]["enabled"] is True
     assert "replicas" not in spec, "the operator fills it in"
     assert "macro" in spec
     assert "upper" not in spec["macro"], "chosen by the GPUs"
@@ -409,7 +409,7 @@ def patch(kube: ApiServer, path: str, body: dict[str, Any]) -> httpx.Response:
     [
         ({"model": {"name": "other"}}, "spec.model.name"),
         ({"device": {"type": "cpu"}}, "spec.device.type"),
-        ({"mtls": {"enabled": True}}, "spec.mtls.enabled"),
+        ({"mtls": {"enabled": False}}, "spec.mtls.enabled"),
     ],
     ids=["model.name", "device.type", "mtls.enabled"],
 )

@@ -122,7 +122,8 @@ def used(log: Path, account: str) -> tuple[set[Right], set[str]]:
 
 def install(server: ApiServer, objects: list[Json], folder: Path) -> Path:
     """Applies service account, lease, roles and bindings; returns a kubeconfig of the account."""
-    kinds = ("ServiceAccount", "Lease", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+    roles = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+    kinds = ("ServiceAccount", "Lease", "Secret", *roles)
     server.apply([item for item in objects if item["kind"] in kinds])
     account = next(item for item in objects if item["kind"] == "ServiceAccount")["metadata"]["name"]
     answer = server.client.post(
@@ -151,7 +152,13 @@ async def test_rights_granted_are_rights_used(
     options, installation = controller.parse(arguments)
     given = {
         field: getattr(options, field)
-        for field in ("lease_namespace", "lease_name", "namespaces", "optional_groups")
+        for field in (
+            "lease_namespace",
+            "lease_name",
+            "authority_name",
+            "namespaces",
+            "optional_groups",
+        )
     }
     monkeypatch.setenv("KUBECONFIG", str(audited.kubeconfig))
     account_of = install(audited, objects, tmp_path)

@@ -6,6 +6,10 @@
 {{- .Values.serviceAccount.name | default (include "ecoserve.name" .) -}}
 {{- end -}}
 
+{{- define "ecoserve.authority" -}}
+{{- .Values.mtls.authority | default (printf "%s-ca" (include "ecoserve.name" .)) -}}
+{{- end -}}
+
 {{- define "ecoserve.selector" -}}
 app.kubernetes.io/name: ecoserve
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -54,6 +58,10 @@ readOnlyRootFilesystem: true
 - apiGroups: [""]
   resources: [serviceaccounts, configmaps, services]
   verbs: [list, watch, create, patch, delete]
+# Certificates of gateways and workers, and those that specs name.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [list, watch, create, patch, delete]

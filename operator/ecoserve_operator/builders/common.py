@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ecoserve_operator.api import API_VERSION, EcoServeCluster, LocalReference
-from ecoserve_operator.names import CLUSTER_LABEL
+from ecoserve_operator.names import CLUSTER_LABEL, identity, tls_secret
 
 Json: TypeAlias = dict[str, Any]
 
@@ -18,18 +18,22 @@ WORKER, GATEWAY = "worker", "gateway"
 # Prometheus has a certificate.
 WORKER_PORT, WORKER_HEALTH_PORT = 8000, 8001
 GATEWAY_PORT, GATEWAY_HEALTH_PORT = 8080, 8081
-PICKER_PORT = 9002
+PICKER_PORT, PICKER_TLS_PORT = 9002, 9004
+# Where the Secret with a component's certificate is mounted.
+MTLS = "/etc/ecoserve/mtls"
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
     """What the operator was installed with. ``scheduler`` is host:port of its gRPC as Pods reach
-    it, ``scheduler_ip`` the address of the scheduler's Pod, ``pull_policy`` that of the default
-    images, ``inference_pools`` whether their CRD is there."""
+    it, ``scheduler_tls`` that of its gRPC by mutual TLS, ``scheduler_ip`` the address of the
+    scheduler's Pod, ``pull_policy`` that of the default images, ``inference_pools`` whether their
+    CRD is there."""
 
     worker_image: str
     gateway_image: str
     scheduler: str
+    scheduler_tls: str
     scheduler_ip: str | None = None
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
@@ -76,6 +80,31 @@ def metadata(
             }
         ],
     }
+
+
+def scheduler(cluster: EcoServeCluster, installation: Installation) -> str:
+    """host:port of the scheduler's gRPC for the cluster's Pods."""
+    return installation.scheduler_tls if cluster.spec.mtls.enabled else installation.scheduler
+
+
+def identity_of(cluster: EcoServeCluster, component: str) -> str:
+    """The DNS name in the certificate of the cluster's component."""
+    return identity(cluster.metadata.namespace or "", cluster.metadata.name, component)
+
+
+def mtls_volumes(cluster: EcoServeCluster, component: str) -> list[Json]:
+    """The volume with the component's certificate; none where there is no mutual TLS."""
+    if not cluster.spec.mtls.enabled:
+        return []
+    name = tls_secret(cluster.metadata.name, component)
+    return [{"name": "mtls", "secret": {"secretName": name}}]
+
+
+def mtls_mounts(cluster: EcoServeCluster) -> list[Json]:
+    """Where it is mounted."""
+    if not cluster.spec.mtls.enabled:
+        return []
+    return [{"name": "mtls", "mountPath": MTLS, "readOnly": True}]
 
 
 def key(cluster: EcoServeCluster) -> str:

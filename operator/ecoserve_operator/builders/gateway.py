@@ -60,12 +60,13 @@ def _files(cluster: EcoServeCluster, installation: common.Installation) -> dict[
         listen=f"0.0.0.0:{GATEWAY_PORT}",
         admin=_ADMIN,
         status=f"0.0.0.0:{GATEWAY_HEALTH_PORT}",
-        scheduler=installation.scheduler,
+        scheduler=common.scheduler(cluster, installation),
         cluster=common.key(cluster),
         body_limit=int(quantity_value(spec.body_limit)),
         idle_timeout_s=spec.idle_timeout,
         api_keys_file=f"{_RUN}/keys.json" if spec.api_keys is not None else None,
         tls_file=f"{_FOLDER}/tls.json" if spec.tls is not None else None,
+        mtls=_mtls(cluster, installation),
         drain_s=cluster.spec.drain.timeout,
         access_log="/dev/stdout",
         relay=_RELAY if spec.relay.enabled else None,
@@ -73,7 +74,16 @@ def _files(cluster: EcoServeCluster, installation: common.Installation) -> dict[
     files = {"envoy.json": gateway.dump(config)}
     if spec.tls is not None:
         files["tls.json"] = gateway.tls_file_text(_TLS)
+    if cluster.spec.mtls.enabled:
+        files |= gateway.mtls_files(common.MTLS)
     return files
+
+
+def _mtls(cluster: EcoServeCluster, installation: common.Installation) -> gateway.MutualTls | None:
+    if not cluster.spec.mtls.enabled:
+        return None
+    host, _, _ = installation.scheduler_tls.rpartition(":")
+    return gateway.MutualTls(_FOLDER, common.identity_of(cluster, common.WORKER), host)
 
 
 def _deployment(
@@ -158,6 +168,7 @@ def _container(cluster: EcoServeCluster, installation: common.Installation) -> J
             {"name": "config", "mountPath": _FOLDER, "readOnly": True},
             {"name": "run", "mountPath": _RUN},
             *_relay_mounts(spec),
+            *common.mtls_mounts(cluster),
             *([{"name": "tls", "mountPath": _TLS, "readOnly": True}] if spec.tls else []),
             *(
                 [{"name": "api-keys", "mountPath": _KEYS, "readOnly": True}]
@@ -206,6 +217,7 @@ def _volumes(cluster: EcoServeCluster) -> list[Json]:
     volumes: list[Json] = [
         {"name": "config", "configMap": {"name": _name(cluster)}},
         {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
+        *common.mtls_volumes(cluster, GATEWAY),
     ]
     if spec.relay.enabled:
         volumes.append({"name": "relay", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})

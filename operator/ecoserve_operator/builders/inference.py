@@ -1,14 +1,21 @@
 """The InferencePool, for gateways that speak the Gateway API Inference Extension.
 
 A pool names its picker by a Service of its own namespace, but the scheduler runs in the operator's.
-So the Service has no selector, and an EndpointSlice says where the scheduler's Pod is.
+So the Service has no selector, and an EndpointSlice says where the scheduler's Pod is. With mutual
+TLS a foreign gateway needs the certificate of the cluster's own gateways, for workers and picker.
 """
 
 from __future__ import annotations
 
 from ecoserve_operator.api import EcoServeCluster
 from ecoserve_operator.builders import common
-from ecoserve_operator.builders.common import PICKER_PORT, WORKER, WORKER_PORT, Json
+from ecoserve_operator.builders.common import (
+    PICKER_PORT,
+    PICKER_TLS_PORT,
+    WORKER,
+    WORKER_PORT,
+    Json,
+)
 
 PICKER = "picker"
 
@@ -24,7 +31,11 @@ def objects(cluster: EcoServeCluster, installation: common.Installation) -> list
         "kubernetes.io/service-name": picker,
         "endpointslice.kubernetes.io/managed-by": "ecoserve-operator",
     }
-    port = {"name": "grpc", "port": PICKER_PORT, "protocol": "TCP"}
+    secure = cluster.spec.mtls.enabled
+    number = PICKER_TLS_PORT if secure else PICKER_PORT
+    port = {"name": "grpc", "port": number, "protocol": "TCP"}
+    if not secure:
+        port["appProtocol"] = "kubernetes.io/h2c"
     return [
         {
             "apiVersion": "inference.networking.k8s.io/v1",
@@ -35,7 +46,7 @@ def objects(cluster: EcoServeCluster, installation: common.Installation) -> list
                 "targetPorts": [{"number": WORKER_PORT}],
                 "endpointPickerRef": {
                     "name": picker,
-                    "port": {"number": PICKER_PORT},
+                    "port": {"number": number},
                     # As our own gateway does when the scheduler is away.
                     "failureMode": "FailOpen",
                 },
@@ -45,16 +56,14 @@ def objects(cluster: EcoServeCluster, installation: common.Installation) -> list
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": common.metadata(cluster, picker, PICKER),
-            "spec": {
-                "ports": [{**port, "targetPort": PICKER_PORT, "appProtocol": "kubernetes.io/h2c"}]
-            },
+            "spec": {"ports": [{**port, "targetPort": number}]},
         },
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": common.metadata(cluster, picker, PICKER, more=slice_of),
             "addressType": "IPv6" if ":" in ip else "IPv4",
-            "ports": [{**port, "appProtocol": "kubernetes.io/h2c"}],
+            "ports": [port],
             "endpoints": [{"addresses": [ip], "conditions": {"ready": True}}],
         },
     ]

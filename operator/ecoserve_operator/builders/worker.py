@@ -9,7 +9,13 @@ from pathlib import PurePosixPath
 
 from ecoserve_operator.api import ClaimSource, EcoServeCluster, EcoServeClusterSpec
 from ecoserve_operator.builders import common
-from ecoserve_operator.builders.common import WORKER, WORKER_HEALTH_PORT, WORKER_PORT, Json
+from ecoserve_operator.builders.common import (
+    GATEWAY,
+    WORKER,
+    WORKER_HEALTH_PORT,
+    WORKER_PORT,
+    Json,
+)
 from ecoserve_operator.builders.overlay import overlay
 from ecoserve_operator.fields import quantity_value
 from ecoserve_operator.names import GATE, index_of
@@ -31,7 +37,8 @@ def revision(cluster: EcoServeCluster) -> str:
     made_from = ("model", "engine", "device", "parallelism", "kvTiers", "placement", "podTemplate")
     text = json.dumps(
         {name: spec.get(name) for name in made_from}
-        | {"mtls": {name: spec["mtls"].get(name) for name in ("enabled", "workerSecret")}},
+        # What is in its Secret reaches a Pod while it runs.
+        | {"mtls": spec["mtls"]["enabled"]},
         sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -65,7 +72,7 @@ def worker(cluster: EcoServeCluster, name: str, installation: common.Installatio
             "readinessGates": [{"conditionType": GATE}],
             "securityContext": common.pod_security(),
             "containers": [_container(cluster, name, installation)],
-            "volumes": _volumes(spec),
+            "volumes": [*_volumes(spec), *common.mtls_volumes(cluster, WORKER)],
             **common.pull_secrets(spec.engine.image_pull_secrets, installation),
             **_placement(spec),
         },
@@ -121,7 +128,7 @@ def _container(cluster: EcoServeCluster, name: str, installation: common.Install
             failureThreshold=3,
         ),
         "securityContext": common.container_security(),
-        "volumeMounts": _mounts(spec),
+        "volumeMounts": [*_mounts(spec), *common.mtls_mounts(cluster)],
     }
 
 
@@ -132,12 +139,17 @@ def _arguments(cluster: EcoServeCluster, name: str, installation: common.Install
     return [
         *("--cluster", common.key(cluster)),
         *("--instance", name),
-        *("--scheduler", installation.scheduler),
+        *("--scheduler", common.scheduler(cluster, installation)),
         *("--host", "$(POD_IP)"),
         *("--port", str(WORKER_PORT)),
         *("--health-port", str(WORKER_HEALTH_PORT)),
         *("--state-dir", "/cache/calibration"),
         *("--drain-timeout", f"{spec.drain.timeout:g}"),
+        *(
+            ("--tls-files", common.MTLS, "--tls-gateway", common.identity_of(cluster, GATEWAY))
+            if spec.mtls.enabled
+            else ()
+        ),
         "--",
         *("--model", model_path(spec)),
         *("--served-model-name", spec.model.name),
