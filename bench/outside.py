@@ -261,16 +261,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     o = parser.parse_args()
     sys.path += [str(o.others / name) for name in ("DistServe", "vidur")]
-    rows = [compare(case, o) for case in cases() if o.only in case.name or o.only in case.against]
-    if o.out:
-        of = {
-            "simdistserve": commit(o.others / "DistServe"),
-            "vidur": commit(o.others / "vidur"),
-            "simpy": version("simpy"),
-            "numpy": version("numpy"),
-        }
-        result = {"versions": of, "requests": o.requests, "seeds": o.seeds, "cases": rows}
-        o.out.write_text(json.dumps(result, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    for case in cases():
+        if o.only not in case.name and o.only not in case.against:
+            continue
+        rows.append(compare(case, o))
+        if o.out:
+            of = {name: commit(o.others / name) for name in ("DistServe", "vidur")}
+            of |= {name: version(name) for name in ("simpy", "numpy")}
+            result = {"versions": of, "requests": o.requests, "seeds": o.seeds, "cases": rows}
+            o.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
