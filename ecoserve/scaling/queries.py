@@ -39,6 +39,7 @@ TTFT = Query("ecoserve_ttft_seconds_sum", "rate")
 VIOLATED = Query("ecoserve_slo_violations_total", "rate", labels=(("kind", "joint"),))
 SHED = Query("ecoserve_sheds_total", "rate")
 ROUTED = Query("ecoserve_routed_total", "rate")
+QUERIES = (ACCEPTED, USE, SAVED, WAITING, LATE, ANSWERED, TTFT, VIOLATED, SHED, ROUTED)
 
 
 @dataclass(frozen=True, slots=True)

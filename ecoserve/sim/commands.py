@@ -123,7 +123,7 @@ Price = Annotated[
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """What is wrong with the input is told in a line, not as a traceback."""
     try:
         yield
@@ -161,7 +161,7 @@ def run(
     json_file: JsonFile = None,
 ) -> None:
     """Play a workload at one rate and show what came of it."""
-    with _told():
+    with told():
         from ecoserve.sim.evaluate import play, prepare
         from ecoserve.sim.measure import cost_per_request
         from ecoserve.sim.report import dollars, number, summary_table
@@ -229,7 +229,7 @@ def goodput(
     ] = None,
 ) -> None:
     """Find the highest rate at which a system keeps its SLOs."""
-    with _told():
+    with told():
         from ecoserve.sim.report import goodput_table, number, rate
 
         experiment = _experiment(
@@ -276,7 +276,7 @@ def compare(
 
     Finished cells are kept in FILE.results.jsonl where the command runs; the same command goes on.
     """
-    with _told():
+    with told():
         from ecoserve.sim.experiment import load
         from ecoserve.sim.report import goodput_table, sweeps
 
@@ -319,7 +319,7 @@ def table(
     csv_file: CsvFile = None,
 ) -> None:
     """Throughput, TTFT, TPOT and cost of all five systems on 4 nodes x 8 L20, claimed and found."""
-    with _told():
+    with told():
         from ecoserve.sim import table as tables
 
         main, scale = tables.experiments(
@@ -380,7 +380,7 @@ def matrix(
 
     The full form takes many hours; it may be stopped and goes on from its results file.
     """
-    with _told():
+    with told():
         from ecoserve.sim import matrix as matrices
 
         experiments = matrices.experiments(
@@ -442,7 +442,7 @@ def trace(
     seed: Seed = 11,
 ) -> None:
     """Record every step and request of a short run, for a trace viewer."""
-    with _told():
+    with told():
         from ecoserve.sim.evaluate import play, prepare
         from ecoserve.sim.report import number
         from ecoserve.sim.trace import write
@@ -501,7 +501,7 @@ def plan(
     With several systems the best of all: "-s default -s distserve-best" also looks at prefill and
     decode on instances of their own, which EcoServe does not run.
     """
-    with _told():
+    with told():
         from ecoserve.sim.plan import best as best_plans
         from ecoserve.sim.report import plans_table
 
@@ -728,5 +728,8 @@ def _curves(cells: Sequence[Cell], pairs: Pairs, path: Path, jobs: int | None) -
 
 def register(root: typer.Typer) -> None:
     """Adds the commands to the `ecoserve` command."""
+    from ecoserve.sim.scale_command import scale
+
+    app.command()(scale)
     root.add_typer(app, name="sim")
     root.command()(plan)

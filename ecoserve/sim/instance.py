@@ -236,7 +236,7 @@ class Instance:
         if not batch.count and (blocked or not self.queue):
             return False
         if self.role.adaptive:
-            self._measure(now)
+            self.measure(now)
         decodes = batch.decodes(now)
         view = self._view(now, decodes, batch, blocked)
         plan = self.role.policy.step(view)
@@ -412,8 +412,8 @@ class Instance:
             costs.append(cost)
         return costs.index(min(costs))
 
-    def _measure(self, now: float) -> None:
-        """Use, and the batch limit that follows it, as the worker works them out."""
+    def measure(self, now: float) -> None:
+        """Works out use, and the batch limit that follows it, as the worker does."""
         if now - self._use_at < USE_EVERY:
             return
         self._use_at = now

@@ -5,6 +5,7 @@ Needs the ``bench`` extra.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -172,6 +173,42 @@ def scaling(curves: Mapping[str, Curve], path: Path, *, title: str) -> None:
     axes.set(xlabel="GPUs", ylabel="goodput, requests/s", title=title, ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
+    _save(figure, path)
+
+
+def over_time(
+    curves: Mapping[str, Curve],
+    counts: Mapping[str, Curve],
+    stages: Sequence[tuple[float, float]],
+    path: Path,
+    *,
+    title: str,
+) -> None:
+    """Attainment (0 to 1) over minutes, a line a variant; below it, its instances, and the load.
+
+    ``stages`` are rates (requests a second) with how many minutes they last.
+    """
+    figure, (above, below) = plt.subplots(
+        2, sharex=True, figsize=(8, 6), layout="constrained", height_ratios=[3, 2]
+    )
+    colours = _colours(curves)
+    for i, (name, points) in enumerate(curves.items()):
+        times, shares = zip(*points, strict=True)
+        shown = [100 * share for share in shares]
+        marker = _MARKERS[i % len(_MARKERS)]
+        above.plot(times, shown, marker=marker, ms=4, color=colours[name], label=name)
+        times, sizes = zip(*counts[name], strict=True)
+        below.step(times, sizes, where="post", color=colours[name])
+    edges = list(itertools.accumulate((minutes for _, minutes in stages), initial=0.0))
+    for (rate, _), begin in zip(stages, edges, strict=False):
+        for axes in (above, below):
+            axes.axvline(begin, color="black", lw=0.5, alpha=0.3)
+        above.text(begin, 1, f" {rate:g}/s", fontsize=8, va="bottom")
+    above.set(ylabel="requests within both SLOs, %", title=title, ylim=(0, 102))
+    below.set(xlabel="minutes", ylabel="instances wanted", ylim=(0, None), xlim=(0, edges[-1]))
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    above.legend(loc="lower left")
     _save(figure, path)
 
 

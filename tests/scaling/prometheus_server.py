@@ -34,7 +34,7 @@ class History:
 
     def __init__(self) -> None:
         self.now = time.time()
-        self._lines: list[str] = []
+        self._lines: list[tuple[float, str]] = []
 
     def add(self, metric: str, value: Callable[[float], float | None], **labels: str) -> None:
         """``value`` takes seconds from now, and gives None where nothing was scraped."""
@@ -42,12 +42,22 @@ class History:
         for n in range(int((PAST + FUTURE) / SCRAPE)):
             at = n * SCRAPE - PAST
             if (v := value(at)) is not None:
-                self._lines.append(f"{metric}{{{text}}} {v} {self.now + at:.3f}")
+                self._lines.append((at, f"{metric}{{{text}}} {v}"))
+
+    def scrapes(self) -> Iterator[tuple[float, str]]:
+        """What each scrape until now found, with its time, in order."""
+        found: dict[float, list[str]] = {}
+        for at, line in self._lines:
+            found.setdefault(at, []).append(line)
+        for at, lines in sorted(found.items()):
+            if at <= 0:
+                yield self.now + at, "\n".join(lines) + "\n"
 
     def write(self, folder: Path) -> None:
         """Makes it the data of a Prometheus."""
         source = folder / "history.txt"
-        source.write_text("\n".join([*self._lines, "# EOF\n"]))
+        stamped = (f"{line} {self.now + at:.3f}" for at, line in self._lines)
+        source.write_text("\n".join([*stamped, "# EOF\n"]))
         done = subprocess.run(
             [binary("promtool"), "tsdb", "create-blocks-from", "openmetrics", "-q", source, folder],
             capture_output=True,

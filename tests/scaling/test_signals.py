@@ -11,12 +11,12 @@ import pytest
 
 from ecoserve.policy.autoscale import Decision, decide
 from ecoserve.policy.signals import Contract, Known, Settings, Signals, Unknown
-from ecoserve.scaling import queries
 from ecoserve.scaling.prometheus import Prometheus
-from ecoserve.scaling.queries import Unavailable
+from ecoserve.scaling.queries import QUERIES, ROUTED, USE, Unavailable
+from ecoserve.scaling.recorder import Recorder, parse
 from ecoserve.scaling.signals import POSSIBLE, read
 from ecoserve.scheduler.metrics import Gauges, Metrics
-from tests.scaling.prometheus_server import History, prometheus
+from tests.scaling.prometheus_server import SCRAPE, History, prometheus
 from tests.scaling.recorded import Load, from_to, level, until
 
 TTFT_SLO = 5.0
@@ -181,12 +181,33 @@ def test_what_is_asked_for_is_what_the_scheduler_exposes(tmp_path: Path) -> None
         )
     )
     exposed = metrics.exposition().decode()
-    asked = [value for value in vars(queries).values() if isinstance(value, queries.Query)]
-    assert set(asked) == set(POSSIBLE)
-    for query in asked:
+    assert set(QUERIES) == set(POSSIBLE)
+    for query in QUERIES:
         wanted = [f'{name}="{label}"' for name, label in query.labels]
         wanted += ["instance="] if query.per_instance else []
         assert any(
             line.startswith(f"{query.metric}{{") and all(text in line for text in wanted)
             for line in exposed.splitlines()
         ), query
+
+
+@pytest.mark.parametrize("cluster", sorted(set(CLUSTERS) - {"one-dead"}))
+def test_it_decides_alike_from_samples_of_its_own(url: str, cluster: str) -> None:
+    """As the launcher and the simulator do, without a Prometheus."""
+    history = History()
+    CLUSTERS[cluster].write(history, f"ns/{cluster}")
+    recorder = Recorder(SCRAPE, SETTINGS.contract.use_for)
+    for at, exposition in history.scrapes():
+        recorder.take(at, parse(exposition, f"ns/{cluster}", QUERIES))
+    mine = decide(read(recorder, TTFT_SLO, SETTINGS), 4, 1, 16, SETTINGS, (), 0.0)
+    theirs = decision(url, cluster)
+    assert (mine.cause, mine.after) == (theirs.cause, theirs.after), (mine, theirs)
+
+
+def test_a_counter_that_begins_anew_is_no_fall() -> None:
+    recorder = Recorder(10.0, 60.0)
+    for n, value in enumerate([100.0, 110.0, 5.0, 15.0, 25.0]):
+        recorder.take(10.0 * n, {ROUTED: {("i-0",): value, ("i-1",): 7.0}})
+    # Over the last 40 s: 15 of the first life are seen no more, 25 of the second are.
+    assert recorder.table(ROUTED, 0).rows[""] == [pytest.approx(25 / 30)]
+    assert recorder.table(USE, 0).rows == {}

@@ -1,0 +1,131 @@
+"""`ecoserve sim scale`: a load that rises in steps, on a cluster that grows with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from ecoserve.sim.commands import (
+    Cv,
+    Data,
+    GpuName,
+    JsonFile,
+    Mixing,
+    ModelName,
+    Seed,
+    Tpot,
+    Ttft,
+    err,
+    out,
+    told,
+)
+
+if TYPE_CHECKING:
+    from ecoserve.sim.scale import Run, Stage
+
+VARIANTS = ("mitosis", "predictive", "one", "fixed")
+
+
+def scale(
+    variant: Annotated[
+        list[str],
+        typer.Option("--variant", "-v", help=f"{', '.join(VARIANTS)}; repeat; default: all."),
+    ] = list(VARIANTS),  # noqa: B006 (typer copies it)
+    rate: Annotated[
+        list[float], typer.Option("--rate", "-r", help="Requests a second of a step; repeat.")
+    ] = [20, 25, 30, 35, 40, 45, 50],  # noqa: B006
+    minutes: Annotated[float, typer.Option("--minutes", help="Length of a step.")] = 2.0,
+    start: Annotated[int, typer.Option("--from", min=1, help="Instances at first.")] = 8,
+    most: Annotated[int, typer.Option("--to", min=1, help="The most instances.")] = 16,
+    lower: Annotated[int, typer.Option("--lower", min=1, help="N_l.")] = 6,
+    upper: Annotated[int, typer.Option("--upper", min=1, help="N_u.")] = 11,
+    startup: Annotated[
+        float, typer.Option("--startup", min=0, help="Seconds until an instance takes requests.")
+    ] = 30.0,
+    model: ModelName = "CodeLlama-34B",
+    gpu: GpuName = "L20",
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallelism.")] = 4,
+    data: Data = "sharegpt",
+    ttft_slo: Ttft = None,
+    tpot_slo: Tpot = None,
+    cv: Cv = None,
+    mixing: Mixing = 0.0,
+    seed: Seed = 11,
+    json_file: JsonFile = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (needs [bench]).")
+    ] = None,
+) -> None:
+    """Play a load that rises in steps on a cluster that grows with it.
+
+    mitosis: macro instances are split; predictive: the same, growing by the arrival rate; one: as
+    one macro instance; fixed: no growth.
+    """
+    with told():
+        from ecoserve.policy.state import SLO
+        from ecoserve.sim import scale as steps
+        from ecoserve.sim import workload
+        from ecoserve.sim.experiment import Layout, make_cluster
+
+        if unknown := [name for name in variant if name not in VARIANTS]:
+            raise ValueError(f"--variant must be one of {', '.join(VARIANTS)}, not {unknown[0]!r}")
+        cluster = make_cluster(model, gpu, most * tp, Layout(tp=tp), mixing=mixing)
+        work = workload.load(data, slo=None, cv=cv)
+        promise = SLO(ttft_slo or work.slo.ttft, tpot_slo or work.slo.tpot)
+        plan = steps.stages(rate, 60 * minutes)
+        known = steps.variants(start, most, lower, upper, startup)
+        runs = []
+        for name in dict.fromkeys(variant):
+            with err.status(f"{name}: {sum(s.seconds for s in plan) / 60:g} simulated minutes"):
+                runs.append(steps.play(name, known[name], cluster, work, promise, plan, seed))
+        _show(runs, plan)
+        if json_file is not None:
+            given = {"model": model, "gpu": gpu, "tp": tp, "data": data, "mixing": mixing}
+            given |= {"seed": seed, "startup": startup, "lower": lower, "upper": upper}
+            document = {
+                **given,
+                "stages": [dataclasses.asdict(stage) for stage in plan],
+                "window_s": steps.WINDOW_S,
+                "runs": [dataclasses.asdict(run) for run in runs],
+            }
+            json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if plot is not None:
+            title = f"{model} TP{tp} on {gpu}, {data}: {start} to {most} instances"
+            draw(runs, plan, plot, title)
+            out.print(f"drawn: {plot}", markup=False)
+
+
+def _show(runs: Sequence[Run], plan: Sequence[Stage]) -> None:
+    table = Table("variant", *(f"{stage.rate:g}/s" for stage in plan), "all", "instance hours")
+    for run in runs:
+        each = [f"{100 * value:.1f}" for value in run.by_stage]
+        table.add_row(run.name, *each, f"{100 * run.overall:.1f}", f"{run.hours:.2f}")
+    out.print("requests within both SLOs, %, by the rate at which they came")
+    out.print(table)
+    for run in runs:
+        for moment in run.moments:
+            if moment.done:
+                sizes = " + ".join(map(str, moment.sizes))
+                text = f"{run.name}, {moment.at:.0f} s: {moment.done}; now {sizes}"
+                out.print(text, markup=False)
+
+
+def draw(runs: Sequence[Run], plan: Sequence[Stage], path: Path, title: str) -> None:
+    """Attainment, and below it the instances and the load, over time."""
+    try:
+        from ecoserve.sim import plots
+    except ImportError as error:
+        raise ValueError(f"plots need the bench extra (ecoserve[bench]): {error}") from error
+    plots.over_time(
+        {run.name: run.curve for run in runs},
+        {run.name: [(m.at / 60, m.wanted) for m in run.moments] for run in runs},
+        [(s.rate, s.seconds / 60) for s in plan],
+        path,
+        title=title,
+    )
