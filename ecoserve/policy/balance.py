@@ -1,65 +1,81 @@
 """Which macro instance a conversation belongs to: rendezvous hashing, bounded by load.
 
-Every group gets a score from the hash of its name and the key, and the key goes to the highest
-score, so a group that comes or goes moves only its own share of the conversations (Thaler and
-Ravishankar 1998; the weights follow Schindelhauer and Schomaker 2005). The bound is that of
-consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): a group that would
-hold more than ``factor`` times its share of all requests is passed over for the next in the key's
-own order.
+Each instance gets a score from the hash of its name and the key, and the key goes to the macro
+instance of the highest (Thaler and Ravishankar 1998). So shares follow sizes, and a conversation
+moves only with its instance: a split moves those of the instances that it takes along and no
+others, a merge those of the macro instance that ends, a joining instance its own share.
+
+The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam
+2018): a macro instance that would hold more than ``factor`` times its share of all requests is
+passed over for the next in the key's own order.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
 
 FACTOR = 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A macro instance: ``size`` is its share of the capacity (its instances), ``load`` the
-    requests that it holds, waiting and running."""
-
-    name: str
-    size: float
-    load: float
+@lru_cache(maxsize=16384)
+def _seed(instance: str) -> int:
+    return int.from_bytes(blake2b(instance.encode(), digest_size=8).digest())
 
 
-def _score(key: bytes, group: Group) -> float:
-    digest = blake2b(key, digest_size=8, person=b"ecoserve", salt=_salt(group.name)).digest()
-    # In (0, 1), so the logarithm is finite and negative.
-    uniform = (int.from_bytes(digest) + 0.5) / 2.0**64
-    return group.size / -math.log(min(uniform, 1 - 1e-16))
+class Places:
+    """The macro instances, by name, with those of their instances that can take requests."""
 
+    def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
+        self.names = tuple(groups)
+        sizes = [len(instances) for instances in groups.values()]
+        members = [_seed(name) for instances in groups.values() for name in instances]
+        self._seeds = np.array(members, dtype=np.uint64)
+        self._owner = np.repeat(np.arange(len(sizes)), sizes)
+        self._sizes = np.array(sizes, dtype=np.float64)
 
-@lru_cache(maxsize=4096)
-def _salt(name: str) -> bytes:
-    return blake2b(name.encode(), digest_size=16).digest()
+    def _scores(self, key: bytes) -> NDArray[np.uint64]:
+        hashed = blake2b(key, digest_size=8, person=b"ecoserve").digest()
+        # The finaliser of splitmix64 (Steele, Lea and Flood 2014).
+        x = self._seeds ^ np.uint64(int.from_bytes(hashed))
+        x ^= x >> np.uint64(30)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(27)
+        x *= np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        return x
 
+    def ranked(self, key: bytes) -> list[str]:
+        """The macro instances in the key's own order, those without an instance left out."""
+        order = self._owner[np.argsort(self._scores(key))[::-1]]
+        return [self.names[group] for group in dict.fromkeys(order.tolist())]
 
-def ranked(key: bytes, groups: Sequence[Group]) -> list[Group]:
-    """The groups with room in the key's own order of preference, groups of no size left out."""
-    able = [group for group in groups if group.size > 0]
-    return sorted(able, key=lambda group: (-_score(key, group), group.name))
+    def choose(self, key: bytes, loads: Sequence[float], factor: float = FACTOR) -> str | None:
+        """The macro instance that ``key`` belongs to; None if none has an instance.
 
-
-def choose(key: bytes, groups: Sequence[Group], factor: float = FACTOR) -> str | None:
-    """The name of the group that ``key`` belongs to, None if no group has any capacity.
-
-    ``factor`` is at least 1; the nearer to 1, the evener the load and the more keys are moved.
-    """
-    order = ranked(key, groups)
-    if not order:
-        return None
-    total = sum(group.load for group in order) + 1
-    capacity = sum(group.size for group in order)
-    for group in order:
-        if group.load + 1 <= math.ceil(factor * total * group.size / capacity):
-            return group.name
-    # Loads are whole numbers of requests, so one group is always within its bound; with fractions
-    # the least loaded for its size is the nearest to it.
-    return min(order, key=lambda group: group.load / group.size).name
+        ``loads`` are the requests that each holds, waiting and running, in the order of ``names``.
+        ``factor`` is at least 1; the nearer to 1, the evener the load and the more keys are moved.
+        """
+        if not len(self._seeds):
+            return None
+        scores = self._scores(key)
+        first = int(self._owner[scores.argmax()])
+        held = np.asarray(loads, dtype=np.float64)
+        held = np.where(self._sizes > 0, held, 0.0)
+        bound = np.ceil(factor * (held.sum() + 1) * self._sizes / len(self._seeds))
+        if held[first] + 1 <= bound[first]:
+            return self.names[first]
+        room = (held + 1 <= bound)[self._owner]
+        if room.any():
+            # No hash is likely to be 0, and if one is, nothing but the order changes.
+            return self.names[int(self._owner[np.where(room, scores, 0).argmax()])]
+        # Loads are whole numbers of requests, so one is always within its bound; with fractions
+        # the least loaded for its size is the nearest to it.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.names[
+                int(np.nanargmin(np.where(self._sizes > 0, held / self._sizes, np.nan)))
+            ]

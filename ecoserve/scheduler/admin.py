@@ -61,8 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.InstanceResponse:
         await _local_only(context)
         instance = await self._instance(request, context)
-        instance.drain_wanted = True
-        instance.drain_timeout_s = request.timeout_s
+        instance.drain(request.timeout_s)
         self._settle()
         return admin_pb2.InstanceResponse()
 
@@ -71,7 +70,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.InstanceResponse:
         await _local_only(context)
         instance = await self._instance(request, context)
-        instance.drain_wanted = False
+        instance.resume()
         self._settle()
         return admin_pb2.InstanceResponse()
 

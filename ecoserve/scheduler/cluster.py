@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ecoserve.policy import balance, fair
-from ecoserve.policy.macro import MacroScheduler, Routed, Shed
+from ecoserve.policy.macro import RETRY_EVERY, MacroScheduler, Routed, Shed
 from ecoserve.policy.routing import load
 from ecoserve.policy.state import SLO, MacroView, Request
 from ecoserve.proto.v1 import session_pb2
@@ -53,6 +53,10 @@ class Cluster:
         self.spec = spec
         self.members: dict[str, str] = {}
         self._homes: dict[str, list[Instance]] = {}
+        # Of each instance that is routed to, the load that ``_loads`` counts it with.
+        self._counted: dict[str, int] = {}
+        self._loads: dict[str, int] = {}
+        self._places: balance.Places | None = None
         self.apply(spec, now)
 
     # -- membership -----------------------------------------------------------------------------
@@ -74,11 +78,17 @@ class Cluster:
         self.spec = spec
         self.members = spec.members
         for name in self.members:
-            self.instances.setdefault(name, Instance(name))
+            self.instances.setdefault(name, Instance(name, self._touched))
         self._homes = {
             macro.name: [self.instances[name] for name in macro.instances]
             for macro in spec.macro_instances
         }
+        self._counted.clear()
+        self._loads = dict.fromkeys(self._homes, 0)
+        self._places = None
+        for home in self._homes.values():
+            for instance in home:
+                self._touched(instance)
         for macro in spec.macro_instances:
             self._metrics.declare(self.name, macro.name, macro.instances)
         for name, instance in list(self.instances.items()):
@@ -108,11 +118,14 @@ class Cluster:
     def _remove(self, name: str) -> None:
         self.ledger.release_all(self.instances[name])
         del self.instances[name]
+        self._counted.pop(name, None)
         self._metrics.forget(self.name, name)
 
     def connect(self, hello: Hello) -> Instance:
         """A session of an instance began; whether it is a member is not asked here."""
-        instance = self.instances.setdefault(hello.instance, Instance(hello.instance))
+        instance = self.instances.setdefault(
+            hello.instance, Instance(hello.instance, self._touched)
+        )
         known = instance.hello is not None and instance.hello.incarnation == hello.incarnation
         if not known:
             self.ledger.release_all(instance)
@@ -147,6 +160,24 @@ class Cluster:
         """Instances that may be given work, of one macro instance or of all, in their order."""
         homes = self._homes.values() if macro is None else (self._homes[macro],)
         return [instance for home in homes for instance in home if instance.routable]
+
+    def _touched(self, instance: Instance) -> None:
+        """Keeps the loads of the macro instances as their instances change, so that a pick need not
+        look at all of them."""
+        home = self.members.get(instance.name)
+        if home is None:
+            return
+        before = self._counted.get(instance.name)
+        if not instance.routable:
+            if before is not None:
+                self._loads[home] -= self._counted.pop(instance.name)
+                self._places = None
+            return
+        after = instance.load
+        if before is None:
+            self._places = None
+        self._loads[home] += after - (before or 0)
+        self._counted[instance.name] = after
 
     # -- reports --------------------------------------------------------------------------------
 
@@ -333,12 +364,18 @@ class Cluster:
             # Nothing to choose, as in most clusters.
             (only,) = self.macros
             return only if any(i.routable for i in self._homes[only]) else None
-        groups = []
-        for macro, queue in self.macros.items():
-            able = self.routable(macro)
-            size = sum(permitted is None or i.name in permitted for i in able)
-            groups.append(balance.Group(macro, size, sum(i.load for i in able) + len(queue)))
-        return balance.choose(key, groups)
+        places = self._places
+        if permitted is not None:
+            places = balance.Places(
+                {m: [i.name for i in self.routable(m) if i.name in permitted] for m in self._homes}
+            )
+        elif places is None:
+            places = self._places = balance.Places(
+                {macro: [i.name for i in self.routable(macro)] for macro in self._homes}
+            )
+        queues = self.macros.values()
+        loads = [held + len(q) for held, q in zip(self._loads.values(), queues, strict=True)]
+        return places.choose(key, loads)
 
     def _evict(self, queue: MacroScheduler) -> None:
         for request in (*queue.waiting, *queue.late):
@@ -367,12 +404,9 @@ class Cluster:
         """When to ``pump`` again if nothing happens before; None: no need."""
         if not self.tickets:
             return None
-        times = [now + 0.1] if self._homeless else []
-        for queue in self.macros.values():
-            wakeup = queue.next_wakeup(now)
-            if wakeup is not None:
-                times.append(wakeup)
-        return min(times, default=None)
+        if len(self._homeless) == len(self.tickets):
+            return now + 0.1
+        return now + RETRY_EVERY
 
     def _dispatch(self, macro: str, now: float) -> None:
         queue = self.macros[macro]

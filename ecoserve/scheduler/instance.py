@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -86,8 +87,10 @@ class Reported:
 class Instance:
     """State of one instance, over its incarnations."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, touched: Callable[[Instance], None] = lambda _: None) -> None:
+        """``touched`` is called after whatever may change its load or whether it is routable."""
         self.name = name
+        self._touched = touched
         self.hello: Hello | None = None
         self.latency: LatencyModel | None = None
         self.connected = False
@@ -129,6 +132,7 @@ class Instance:
         self.warming = False
         self.lost_at = None
         self.refused = ""
+        self._touched(self)
 
     def disconnect(self, now: float) -> None:
         """The session broke. What was reserved stays until it expires."""
@@ -136,12 +140,14 @@ class Instance:
         self.warming = False
         self.lost_at = now
         self.refused = "its session is gone"
+        self._touched(self)
 
     def refuse(self, reason: str) -> None:
         """Not to be routed to until accepted (again)."""
         self.accepted = False
         self.warming = False
         self.refused = reason
+        self._touched(self)
 
     def accept(self, now: float, ramp_s: float) -> None:
         """Routed to from now on; its share rises to full over ``ramp_s``."""
@@ -150,6 +156,18 @@ class Instance:
         self.refused = ""
         self.accepted_at = now
         self.ramp_s = ramp_s
+        self._touched(self)
+
+    def drain(self, timeout_s: float) -> None:
+        """To be given nothing more, and to end what it has within so long; 0: as declared."""
+        self.drain_wanted = True
+        self.drain_timeout_s = timeout_s
+        self._touched(self)
+
+    def resume(self) -> None:
+        """To be given requests again."""
+        self.drain_wanted = False
+        self._touched(self)
 
     @property
     def draining(self) -> bool:
@@ -259,6 +277,7 @@ class Instance:
         self.reported_at = now
         for switch in message.switches:
             self.switches.append(PhaseSwitch(now - switch.age_s, switch.phase, switch.reason))
+        self._touched(self)
 
     # -- reservations ---------------------------------------------------------------------------
 
@@ -271,6 +290,7 @@ class Instance:
         self._reserved_seconds += seconds
         self._reserved_kv += kv
         self._reserved_sequences += request.sequences
+        self._touched(self)
 
     def release(self, request_id: str) -> Reservation | None:
         """Takes a reservation away, if there is one."""
@@ -280,6 +300,7 @@ class Instance:
             self._reserved_sequences -= reservation.request.sequences
             # Summed anew, so that no rounding is left behind.
             self._reserved_seconds = sum(r.seconds for r in self.reservations.values())
+            self._touched(self)
         return reservation
 
     def release_all(self) -> None:

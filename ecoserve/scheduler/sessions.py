@@ -22,6 +22,9 @@ log = logging.getLogger("ecoserve.scheduler")
 
 # An instance is accepted after this even if its warm-up has not ended; it is only slower at first.
 WARM_S = 30.0
+# What all workers together may report a second, and what one may.
+REPORTS_A_SECOND = 2000
+REPORTS_OF_ONE = 20
 # Instances that are accepted within so long of each other have started together.
 TOGETHER_S = 3.0
 
@@ -146,7 +149,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
         cluster.report(instance, report, self._store.clock())
         link.send(
             session_pb2.SchedulerMessage(
-                ack=session_pb2.Ack(report=report.number, finished=instance.finished_seen)
+                ack=session_pb2.Ack(
+                    report=report.number,
+                    finished=instance.finished_seen,
+                    interval_s=max(1 / REPORTS_OF_ONE, len(self._links) / REPORTS_A_SECOND),
+                )
             )
         )
         if instance.state != before or not instance.accepted:

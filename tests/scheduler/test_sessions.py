@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from ecoserve.proto.v1 import admin_pb2, session_pb2
+from ecoserve.scheduler import sessions
 from tests.scheduler.fakes import LATENCY, LIMITS, Worker, chat, cluster, until
 
 
@@ -134,6 +135,16 @@ async def test_finished_are_acknowledged_and_counted_once(rig) -> None:
     text = (await rig.http.get("/metrics")).text
     ok = 'ecoserve_requests_total{cluster="c",instance="a",macro_instance="m0",outcome="ok"} 3.0'
     assert ok in text
+
+
+async def test_workers_are_told_to_report_so_seldom_that_all_together_are_few(
+    rig, monkeypatch
+) -> None:
+    a, b = await rig.ready("a", "b")
+    assert a.acks[-1].interval_s == 1 / sessions.REPORTS_OF_ONE
+    monkeypatch.setattr(sessions, "REPORTS_A_SECOND", 4)
+    await b.acked(b.report())
+    assert b.acks[-1].interval_s == 0.5
 
 
 async def test_warm_prompts_are_the_frequent_heads_and_acceptance_waits_for_them(rig) -> None:

@@ -245,3 +245,22 @@ async def test_a_fault_in_a_report_ends_the_session_and_not_the_worker(
     await _until(lambda: len(rig.scheduler.hellos) == 2)
     seen = len(rig.scheduler.reports)
     await _until(lambda: len(rig.scheduler.reports) > seen)
+
+
+async def test_reports_as_seldom_as_it_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(min(seconds, 0.01))
+
+    await _until(lambda: rig.scheduler.reports)
+    monkeypatch.setattr(agent_module.asyncio, "sleep", noted)
+    rig.scheduler.say(ack=pb.Ack(report=1, interval_s=0.7))
+
+    def told() -> bool:
+        rig.ledger.changed.set()
+        return 0.7 in slept
+
+    await _until(told)

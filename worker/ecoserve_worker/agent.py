@@ -25,7 +25,7 @@ from ecoserve_worker.ledger import Ledger, Outcome
 
 logger = logging.getLogger(__name__)
 
-_REPORT_INTERVAL = 0.05  # at most 20 a second
+_REPORT_INTERVAL = 0.05  # at most 20 a second, or as the scheduler says
 _REPORT_AT_LEAST = 1.0
 _ACKNOWLEDGED_WITHIN = 2.0  # what is not is sent again
 # A scheduler that comes back is to route again within two seconds, so both stay well below.
@@ -74,6 +74,7 @@ class Agent:
         self._execute = execute
         self._files = files
         self._reports = 0
+        self._interval = _REPORT_INTERVAL
         self._sent_finished = 0
         self._sent_finished_at = 0.0
         self._sent_latency: tuple[float, ...] | None = None
@@ -157,6 +158,7 @@ class Agent:
             # On a new stream the scheduler knows nothing of what was sent on the last one.
             self._sent_finished = 0
             self._sent_latency = self._ledger.latency
+            self._interval = _REPORT_INTERVAL
             async with asyncio.TaskGroup() as tasks:
                 own = [tasks.create_task(self._send(stream))]
                 if self._files is not None:
@@ -180,13 +182,14 @@ class Agent:
             for message in done:
                 await stream.write(pb.WorkerMessage(done=message))
             await stream.write(pb.WorkerMessage(report=self._report()))
-            await asyncio.sleep(_REPORT_INTERVAL)
+            await asyncio.sleep(self._interval)
 
     def _take(self, message: pb.SchedulerMessage) -> None:
         ledger = self._ledger
         kind = message.WhichOneof("message")
         if kind == "ack":
             ledger.acknowledged(message.ack.finished)
+            self._interval = message.ack.interval_s or _REPORT_INTERVAL
         elif kind == "refused":
             logger.info("not accepted: %s", message.refused.reason)
             if not ledger.accepted:

@@ -233,12 +233,14 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("report", "finished")
+    __slots__ = ("report", "finished", "interval_s")
     REPORT_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     report: int
     finished: int
-    def __init__(self, report: _Optional[int] = ..., finished: _Optional[int] = ...) -> None: ...
+    interval_s: float
+    def __init__(self, report: _Optional[int] = ..., finished: _Optional[int] = ..., interval_s: _Optional[float] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("number", "drain", "resume", "configure", "warm")
