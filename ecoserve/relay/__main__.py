@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import sys
 from pathlib import Path
 
 import httpx
 import uvicorn
+import uvloop
 
 from ecoserve.gateway.relay import GATEWAY_SOCKET, RELAY_SOCKET
 from ecoserve.relay.app import Relay
@@ -55,7 +55,7 @@ def main() -> int:
     if not options.sockets.is_dir():
         print(f"ecoserve.relay: --sockets: {options.sockets} is no folder", file=sys.stderr)
         return 1
-    asyncio.run(serve(options.sockets, options.drain_timeout))
+    uvloop.run(serve(options.sockets, options.drain_timeout))
     return 0
 
 

@@ -131,7 +131,7 @@ class _Call:
         finally:
             await response.aclose()
 
-    async def _pass_on(self, response: httpx.Response, relay: str) -> None:
+    async def _pass_on(self, response: httpx.Response, relay: str | None) -> None:
         await self._start(response, relay)
         async for piece in response.aiter_raw():
             await self._more(piece)
@@ -143,15 +143,19 @@ class _Call:
         # The events are read, so they must not come compressed.
         self._headers = [pair for pair in self._headers if pair[0] != b"accept-encoding"]
         response = await self._request(ask.path, ask.first(), self._headers)
-        kind = response.headers.get("content-type", "")
-        if response.status_code != 200 or not kind.startswith("text/event-stream"):
-            try:
-                await self._pass_on(response, "on")
-            finally:
-                await response.aclose()
-            return
-        limits = _limits(response)
-        await self._start(response, "on" if limits else "off; the worker parses the answer")
+        try:
+            kind = response.headers.get("content-type", "")
+            if response.status_code != 200 or not kind.startswith("text/event-stream"):
+                await self._pass_on(response, None)
+                return
+            limits = _limits(response)
+            await self._start(response, "on" if limits else "off; the worker parses the answer")
+            await self._legs(ask, response, limits)
+        finally:
+            await response.aclose()
+
+    async def _legs(self, ask: Ask, response: httpx.Response, limits: Limits | None) -> None:
+        """Gives the client an answer that ``response`` has begun, to its end."""
         answer = Answer(ask)
         breaks = 0
         while not await self._leg(response, answer):
@@ -159,14 +163,14 @@ class _Call:
             try:
                 if limits is None or breaks > MOST_BREAKS:
                     raise Lost("it broke off" if limits is None else f"it broke off {breaks} times")
-                response_or_none = await self._another(ask, answer, limits)
+                another = await self._another(ask, answer, limits)
             except Lost as lost:
                 log.warning("an answer is lost after %d tokens: %s", len(answer.tokens), lost)
                 await self._events([_lost(lost)])
                 break
-            if response_or_none is None:
+            if another is None:
                 break
-            response = response_or_none
+            response = another
             log.info("an answer goes on after %d tokens", len(answer.tokens))
         await self._end()
 
@@ -242,7 +246,7 @@ class _Call:
         request = httpx.Request(method, url, headers=given, content=body)
         return await self._client.send(request, stream=True)
 
-    async def _start(self, response: httpx.Response, relay: str) -> None:
+    async def _start(self, response: httpx.Response, relay: str | None) -> None:
         kept = [
             (name.lower(), value)
             for name, value in response.headers.raw
@@ -251,7 +255,8 @@ class _Call:
         length = response.headers.get("content-length")
         if length is not None:
             kept.append((b"content-length", length.encode()))
-        kept.append((headers.RELAY.encode(), relay.encode("ascii", "replace")))
+        if relay is not None:
+            kept.append((headers.RELAY.encode(), relay.encode("ascii", "replace")))
         start = {"type": "http.response.start", "status": response.status_code, "headers": kept}
         await self._send(start)
 
