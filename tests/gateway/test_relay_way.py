@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ecoserve import headers
+from ecoserve import gateway, headers
 from ecoserve.relay.messages import TEXT_PATH
 from tests.gateway.test_calls import is_openai_error
 from tests.gateway.world import CHAT, until, world
@@ -103,3 +104,28 @@ async def test_an_error_comes_through_the_relay_and_sigterm_ends_it(
             assert answer.json() == {"own": "broken"}
             process.terminate()
             assert process.wait(20) is not None
+
+
+async def test_a_drain_waits_for_streams_of_the_relay(tmp_path: Path, sockets: Path) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2, "stream": True}
+    async with world(tmp_path, workers=1, relay=str(sockets)) as it:
+        (worker,) = it.workers
+        with relay(sockets):
+
+            async def through() -> str | None:
+                return (await it.ask(headers=ON)).headers.get(headers.RELAY)
+
+            await until("the relay is there", through)
+            worker.behaviour = "stream"
+            running = await it.stream(json=asked, headers=ON)
+            assert running.headers[headers.RELAY] == "off; n"
+            lines = running.aiter_lines()
+            await anext(lines)
+            assert await gateway.drain(it.config.admin) == 1
+            # The way behind the relay stays open, for what it has to continue.
+            worker.behaviour = "answer"
+            assert await through() == "off; no stream"
+            drained = asyncio.create_task(gateway.drain(it.config.admin, timeout_s=15))
+            worker.gate.set()
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
+            assert await drained == 0
