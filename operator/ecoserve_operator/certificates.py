@@ -67,12 +67,12 @@ class Wanted:
     issue: Callable[[Role], Pair] | None = None
 
 
-def step(held: Held, wanted: Wanted, now: float, settle: float = SETTLE_S) -> Held:
+def step(held: Held, wanted: Wanted, now: float) -> Held:
     """What they get next; ``held`` itself when nothing is to be done yet.
 
     Raises ``BadGiven`` when a given certificate proves nothing to who trusts ``wanted.roots``.
     """
-    settled = now - held.changed >= settle
+    settled = now - held.changed >= SETTLE_S
     roots = pki.merge(held.roots, wanted.roots)
     pairs = dict(held.pairs)
     waits = False

@@ -46,11 +46,10 @@ class Issuer:
         events: Events,
         *,
         clock: Callable[[], float] = time.time,
-        settle: float = certificates.SETTLE_S,
     ) -> None:
         self._api, self._store, self._events = api, store, events
         self._authority = authority
-        self._clock, self._settle = clock, settle
+        self._clock = clock
         self._looked: dict[tuple[str, str], tuple[float, Json | None]] = {}
 
     def forget(self, key: Key) -> None:
@@ -72,7 +71,7 @@ class Issuer:
             roots = state.roots
             wanted = await self._wanted(cluster, state)
             now = float(int(self._clock()))
-            after = certificates.step(held, wanted, now, self._settle)
+            after = certificates.step(held, wanted, now)
             self._tell(key, held, after)
             held = after
         except BadGiven as error:
