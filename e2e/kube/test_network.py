@@ -68,7 +68,7 @@ def test_strangers_reach_the_gateway_alone(
     serving = {f"{address(gateway)}:8080", f"demo.{namespace}.svc:80"}
     metrics = {f"{address(worker)}:8001", f"{address(gateway)}:8081"}
     metrics |= {f"{operator}:9003", f"{operator}:8081"}
-    internal = {f"{address(worker)}:8000", f"{operator}:9002"}
+    internal = {f"{address(worker)}:8000", f"{operator}:9002", f"{operator}:9004"}
     every = sorted(serving | metrics | internal)
     stray = knock(kube, namespace, images, "stray", {"app": "stray"}, *every)
     assert {target for target, answers in stray.items() if answers} == serving

@@ -131,7 +131,10 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         self.channel.start()
-        servers = {sock: await self._server()}
+        server = await self._server()
+        if self.options.tls_files is not None:
+            secure(server.config, tls.Files(self.options.tls_files), self.options.tls_gateway)
+        servers = {sock: server}
         if health is not None:
             servers[health] = self._http_server(HealthPort(self.gate), lifespan="off")
         serving = [
@@ -177,11 +180,7 @@ class Worker:
         self.app = app
         metrics.register(self.ledger)
         self.gate = Gate(app, self.ledger, Continuation.of(app.state))
-        server = self._http_server(self.gate)
-        if self.options.tls_files is not None:
-            files = tls.Files(self.options.tls_files)
-            secure(server.config, files, self.options.tls_gateway)
-        return server
+        return self._http_server(self.gate)
 
     def _http_server(
         self, app: ASGIApp, lifespan: Literal["auto", "off"] = "auto"
