@@ -1,4 +1,4 @@
-"""`ecoserve sim ...` and `ecoserve plan`: the command line of the simulator.
+"""`ecoserve sim ...`: the command line of the simulator.
 
 Everything heavy is imported inside the commands, so that other commands start fast.
 """
@@ -18,9 +18,40 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ecoserve.sim.options import (
+    Bus,
+    CsvFile,
+    Cv,
+    Data,
+    Fresh,
+    GpuName,
+    Gpus,
+    Jobs,
+    JsonFile,
+    Minutes,
+    Mixing,
+    ModelName,
+    One,
+    Overlap,
+    Percentile,
+    Plain,
+    Plot,
+    Pp,
+    Price,
+    Published,
+    Requests,
+    ResultsFile,
+    Seed,
+    Seeds,
+    Systems,
+    Tp,
+    Tpot,
+    Ttft,
+    Warmup,
+)
+
 if TYPE_CHECKING:
     from ecoserve.sim.experiment import Cell, Experiment
-    from ecoserve.sim.plan import Plan
     from ecoserve.sim.report import Pairs
     from ecoserve.sim.results import Results, Row
 
@@ -30,96 +61,8 @@ app = typer.Typer(
     help="Simulate serving on real hardware's costs: this system and those it is measured against.",
 )
 
-# Disaggregation is pointed to when its bound is so much above.
-_APART = 1.1
-
 out = Console(highlight=False, soft_wrap=False)
 err = Console(stderr=True, highlight=False)
-
-_SYSTEMS = (
-    "vllm, sarathi-CHUNK, distserve-P:D, mooncake-P:D, a policy (paper, padg, window, paced), "
-    "default; vllm-best, sarathi-best ... search the setting. Repeat for more."
-)
-
-Systems = Annotated[list[str], typer.Option("--system", "-s", metavar="NAME", help=_SYSTEMS)]
-One = Annotated[str, typer.Option("--system", "-s", metavar="NAME", help=_SYSTEMS[:-22])]
-ModelName = Annotated[str, typer.Option("--model", help="Model, such as CodeLlama-34B.")]
-GpuName = Annotated[str, typer.Option("--gpu", help="GPU, such as L20.")]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")]
-Tp = Annotated[
-    int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else the usual one.")
-]
-Pp = Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")]
-Data = Annotated[
-    str, typer.Option("--data", help="alpaca, sharegpt, longbench, or a trace (.csv, .jsonl[.gz]).")
-]
-Ttft = Annotated[
-    float | None, typer.Option("--ttft-slo", help="Seconds to the first token; else the data's.")
-]
-Tpot = Annotated[
-    float | None, typer.Option("--tpot-slo", help="Seconds for each further token; else 0.1.")
-]
-Cv = Annotated[
-    float | None,
-    typer.Option("--cv", help="Burstiness: variation of the gaps (Gamma); 1 is Poisson."),
-]
-Mixing = Annotated[
-    float, typer.Option("--mixing", help="How much longer a mixed step takes, such as 0.2.")
-]
-Overlap = Annotated[float, typer.Option("--overlap", help="Share of all-reduce that is hidden.")]
-Bus = Annotated[
-    float | None, typer.Option("--bus", help="All-reduce bus bandwidth, GB/s; else the GPU's.")
-]
-Percentile = Annotated[
-    float, typer.Option("--percentile", "-p", help="Per cent of requests that keep both SLOs.")
-]
-Requests = Annotated[
-    int,
-    typer.Option(
-        "--requests", "-n", min=1, help="Requests that a run measures, for two minutes at least."
-    ),
-]
-Warmup = Annotated[float, typer.Option("--warmup", help="Seconds that are not measured.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds are averaged.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Processes; else one a core.")
-]
-ResultsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--results", metavar="FILE", help="Where finished cells are kept (.jsonl) and found again."
-    ),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what the results file has.")]
-Minutes = Annotated[
-    float | None, typer.Option("--minutes", help="Begin no cell after so many minutes.")
-]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write results as JSON.")
-]
-CsvFile = Annotated[
-    Path | None, typer.Option("--csv", metavar="FILE", help="Write results as CSV.")
-]
-Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the goodputs (needs [bench]).")
-]
-Plain = Annotated[
-    bool,
-    typer.Option(
-        "--plain",
-        help="Count the wait between first token and decode to TPOT; else to TTFT, as published.",
-    ),
-]
-Published = Annotated[
-    bool,
-    typer.Option(
-        "--published", help="Count the wait between first token and decode to TTFT, not TPOT."
-    ),
-]
-Price = Annotated[
-    float | None, typer.Option("--price", help="Dollars an hour for a GPU; else indicative.")
-]
 
 
 @contextlib.contextmanager
@@ -167,7 +110,7 @@ def run(
         from ecoserve.sim.report import dollars, number, summary_table
 
         cells = list(
-            _experiment(
+            described(
                 locals(), systems=system, requests=requests, warmup=warmup, seeds=[seed]
             ).cells()
         )
@@ -184,7 +127,7 @@ def run(
             f"{first.model} on {first.gpus} {first.gpu} ({first.layout}), {first.data} at "
             f"{number(used)} requests/s, fluid bound {number(bound)}, seed {seed}"
         )
-        _show(summary_table(rows, title))
+        show(summary_table(rows, title))
         if json_file is not None:
             from ecoserve.sim.results import row
 
@@ -232,7 +175,7 @@ def goodput(
     with told():
         from ecoserve.sim.report import goodput_table, number, rate
 
-        experiment = _experiment(
+        experiment = described(
             locals(),
             systems=system,
             percentile=percentile,
@@ -244,7 +187,7 @@ def goodput(
         cells = list(experiment.cells())
         pairs = _run(cells, results, jobs, fresh)
         first = cells[0]
-        _show(goodput_table(pairs, f"Goodput, requests/s: {_title(first)}, P{percentile:g}"))
+        show(goodput_table(pairs, f"Goodput, requests/s: {_title(first)}, P{percentile:g}"))
         for cell, found in pairs:
             value = rate(found)
             if found is not None and value is not None:
@@ -289,7 +232,7 @@ def compare(
         for one in experiments:
             own = pairs[start : start + len(list(one.cells()))]
             start += len(own)
-            _show(goodput_table(own, f"{one.name}: goodput, requests/s"))
+            show(goodput_table(own, f"{one.name}: goodput, requests/s"))
             drawn.append(sweeps(own, one.name))
         _write(pairs, json_file, csv_file)
         if plot is not None and all(drawn):
@@ -336,7 +279,7 @@ def table(
                 f"{model}, ShareGPT, 4 nodes x 8 L20 (TP4), P90, mixed steps +{mixing:.0%}, "
                 f"{kind}{note}"
             )
-            _show(tables.main_table(main_pairs, model, title))
+            show(tables.main_table(main_pairs, model, title))
         out.print(
             "Claimed: 12.4 / 15.7 / 18.2 / 20.1 / 36.8 requests/s, of which model is not said. "
             "TTFT and TPOT are at each system's own goodput; prices are indicative. "
@@ -347,7 +290,7 @@ def table(
         _write(pairs, json_file, csv_file)
         if scaling is not None:
             title = f"Goodput of CodeLlama-34B on L20, ShareGPT, P90{note}"
-            _show(tables.scaling_table(scale_pairs, title))
+            show(tables.scaling_table(scale_pairs, title))
             _plots().scaling(tables.curves(scale_pairs), scaling, title=title)
             out.print(f"drawn: {scaling}", markup=False)
 
@@ -399,8 +342,8 @@ def matrix(
         note = (
             "  QUICK: short runs, one seed, coarse searches; for orientation only" if quick else ""
         )
-        _show(matrices.rates_table(pairs, f"Goodput, requests/s{note}"))
-        _show(matrices.ratios_table(pairs, f"The default policy against the others{note}"))
+        show(matrices.rates_table(pairs, f"Goodput, requests/s{note}"))
+        show(matrices.ratios_table(pairs, f"The default policy against the others{note}"))
         for line in matrices.verdicts(pairs):
             out.print(line, markup=False)
         _write(pairs, json_file, csv_file)
@@ -447,7 +390,7 @@ def trace(
         from ecoserve.sim.report import number
         from ecoserve.sim.trace import write
 
-        experiment = _experiment(
+        experiment = described(
             locals(), systems=[system], requests=requests, warmup=warmup, seeds=[seed]
         )
         [cell] = experiment.cells()
@@ -466,80 +409,7 @@ def trace(
             out.print(f"drawn: {phases}", markup=False)
 
 
-def plan(
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", "-r", help="Requests a second to serve; finds the GPUs."),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", min=1, help="GPUs to use; finds the rate. With --rate, the most."),
-    ] = None,
-    model: ModelName = "CodeLlama-34B",
-    gpu: GpuName = "L20",
-    tp: Annotated[
-        int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else searched.")
-    ] = None,
-    pp: Pp = 1,
-    data: Data = "sharegpt",
-    ttft_slo: Ttft = None,
-    tpot_slo: Tpot = None,
-    cv: Cv = None,
-    mixing: Mixing = 0.0,
-    overlap: Overlap = 0.0,
-    bus: Bus = None,
-    system: Systems = ["default"],  # noqa: B006
-    percentile: Percentile = 90,
-    requests: Requests = 2000,
-    warmup: Warmup = 100.0,
-    seeds: Seeds = 1,
-    price: Price = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Size a cluster by simulation: instances, TP and PP, macro instances, goodput and cost.
-
-    With several systems the best of all: "-s default -s distserve-best" also looks at prefill and
-    decode on instances of their own, which EcoServe does not run.
-    """
-    with told():
-        from ecoserve.sim.plan import best as best_plans
-        from ecoserve.sim.report import plans_table
-
-        if rate is None and gpus is None:
-            raise ValueError("either --rate or --gpus must be given")
-        values = locals() | {"gpus": gpus or 128}
-        experiment = _experiment(
-            values,
-            systems=system,
-            layout=None if tp is not None else "best",
-            percentile=percentile,
-            requests=requests,
-            warmup=warmup,
-            resolution=0.02,
-            seeds=list(range(11, 11 + seeds)),
-        )
-        cells = list(experiment.cells())
-        cell = cells[0]
-        with err.status("planning") as status:
-            plans = best_plans(cells, rate, status.update)
-        asked = f"{rate:g} requests/s" if rate is not None else f"{gpus} GPUs"
-        title = f"{cell.model} on {cell.gpu}, {cell.data}, P{percentile:g}, for {asked}"
-        _show(plans_table(plans, title))
-        for line in advice(cell, plans):
-            out.print(line, markup=False, soft_wrap=True)
-        if json_file is not None:
-            lines = [
-                {**dataclasses.asdict(p), "layout": p.layout.model_dump(), "cost": p.cost}
-                for p in plans
-            ]
-            settings = cell.model_dump(
-                mode="json", exclude={"chunks", "routings", "gpus", "layout", "system"}
-            )
-            answer = {"asked": {"rate": rate, "gpus": gpus}, "settings": settings, "plans": lines}
-            json_file.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
-
-
-def _experiment(options: dict[str, Any], **fields: Any) -> Experiment:
+def described(options: dict[str, Any], **fields: Any) -> Experiment:
     """The experiment that a command's options describe; errors name fields as options do."""
     from ecoserve.sim.experiment import parse
 
@@ -627,36 +497,9 @@ def _bar() -> Progress:
     )
 
 
-def _show(table: Table) -> None:
+def show(table: Table) -> None:
     """Prints a table at its natural width: figures that are cut off to fit are of no use."""
     Console(highlight=False, width=max(out.width, 250)).print(table)
-
-
-def advice(cell: Cell, plans: Sequence[Plan]) -> Iterator[str]:
-    """What to take: the best plan that EcoServe runs, and what it is behind."""
-    best = plans[0]
-    ours = next((one for one in plans if one.ours), None)
-    if ours is not None:
-        yield (
-            f"Take {_several(ours.instances, 'instance')} of {ours.layout} on {ours.gpus} "
-            f"{cell.gpu}, macro instances of {ours.lower} to {ours.upper}: "
-            f"{ours.goodput:.3g} requests/s, ${ours.hourly:.2f} an hour."
-        )
-    if not best.ours:
-        yield (
-            f"{best.system} does better, which EcoServe does not run: {best.instances} x "
-            f"{best.layout} on {best.gpus} {cell.gpu}, {best.goodput:.3g} requests/s."
-        )
-    elif best.apart > _APART * best.bound and len({one.system for one in plans}) == 1:
-        yield (
-            "Prefill and decode on instances of their own have a bound "
-            f"{best.apart / best.bound - 1:.0%} above this layout's; compare them with "
-            "-s default -s distserve-best."
-        )
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _title(cell: Cell) -> str:
@@ -728,6 +571,7 @@ def _curves(cells: Sequence[Cell], pairs: Pairs, path: Path, jobs: int | None) -
 
 def register(root: typer.Typer) -> None:
     """Adds the commands to the `ecoserve` command."""
+    from ecoserve.sim.plan_command import plan
     from ecoserve.sim.scale_command import scale
 
     app.command()(scale)

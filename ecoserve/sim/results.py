@@ -19,9 +19,13 @@ Row = dict[str, Any]
 _SHOWN_ONLY = {
     "commands.py",
     "matrix.py",
+    "options.py",
     "plan.py",
+    "plan_command.py",
     "plots.py",
     "report.py",
+    "scale.py",
+    "scale_command.py",
     "table.py",
     "trace.py",
 }

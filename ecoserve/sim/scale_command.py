@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ecoserve.sim.commands import (
-    Cv,
-    Data,
-    GpuName,
-    JsonFile,
-    Mixing,
-    ModelName,
-    Seed,
-    Tpot,
-    Ttft,
-    err,
-    out,
-    told,
-)
+from ecoserve.sim.commands import err, out, told
+from ecoserve.sim.options import Cv, Data, GpuName, JsonFile, Mixing, ModelName, Seed, Tpot, Ttft
 
 if TYPE_CHECKING:
     from ecoserve.sim.scale import Run, Stage

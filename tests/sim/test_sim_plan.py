@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ecoserve.cli import app
-from ecoserve.sim.commands import advice
 from ecoserve.sim.evaluate import holds
 from ecoserve.sim.experiment import Cell, Layout, parse
 from ecoserve.sim.plan import Plan, best, for_gpus, for_rate
+from ecoserve.sim.plan_command import advice
 
 STUDY: dict[str, Any] = {
     "model": "Llama-3-8B",
