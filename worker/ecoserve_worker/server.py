@@ -99,6 +99,11 @@ class Worker:
         self.engine: AsyncLLM
         self.app: ASGIApp
         self.gate: Gate
+        # Read before the engine loads, so that what is wrong with them is told at once.
+        self._clients = self._identity = None
+        if options.tls_files is not None:
+            self._clients = tls.Files(options.tls_files)
+            self._identity = tls.Files(options.tls_files, tls.SCHEDULER_CA)
         self._told_to_stop = asyncio.Event()
         self._told_at = 0.0
         self._settings = Settings(
@@ -132,8 +137,8 @@ class Worker:
             loop.add_signal_handler(number, self._signalled)
         self.channel.start()
         server = await self._server()
-        if self.options.tls_files is not None:
-            secure(server.config, tls.Files(self.options.tls_files), self.options.tls_gateway)
+        if self._clients is not None:
+            secure(server.config, self._clients, self.options.tls_gateway)
         servers = {sock: server}
         if health is not None:
             servers[health] = self._http_server(HealthPort(self.gate), lifespan="off")
@@ -216,10 +221,8 @@ class Worker:
         self.ledger.starting = "waiting for the scheduler"
         from ecoserve_worker.agent import Agent  # gRPC has threads: not before the engine's fork
 
-        files = None
-        if options.tls_files is not None:
-            files = tls.Files(options.tls_files, tls.SCHEDULER_CA)
-        await Agent(options.scheduler, self._hello(), self.ledger, self.execute, files).run()
+        agent = Agent(options.scheduler, self._hello(), self.ledger, self.execute, self._identity)
+        await agent.run()
 
     async def _calibrated(self) -> LatencyModel:
         config = self.engine.vllm_config.model_config
