@@ -43,7 +43,12 @@ def _ecoserve(
 
 @app.command()
 def up(
-    workers: Annotated[int, typer.Option(help="Instances to run.")] = 2,
+    workers: Annotated[
+        int, typer.Option("--workers", "--instances", help="Instances to run, at first.")
+    ] = 2,
+    max_workers: Annotated[
+        int | None, typer.Option("--max", help="The most instances, as the load asks for them.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.", min=1, max=65535)] = 8000,
     model: Annotated[
@@ -96,6 +101,17 @@ def up(
             "--relay", help="Streams that ask for it go on on another worker when theirs dies."
         ),
     ] = False,
+    macro: Annotated[
+        str | None, typer.Option(metavar="N_l:N_u", help="Sizes of macro instances, such as 2:4.")
+    ] = None,
+    scaling: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="When to scale, such as expand.use=0.8; repeat."),
+    ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Scale by it; else by the scheduler's own metrics."),
+    ] = None,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running answers get when it is stopped.")
     ] = 30.0,
@@ -110,13 +126,19 @@ def up(
 
     display = Display(Console(highlight=False))
     try:
-        settings, keys = _settings(policy_setting or []), _keys(api_key or [], api_keys)
+        settings = _numbers("--policy-setting", policy_setting or [])
+        thresholds, sizes = _numbers("--scaling", scaling or []), _sizes(macro)
+        keys = _keys(api_key or [], api_keys)
         words = _words(engine_args)
     except ValueError as error:
         display.error(str(error))
         raise typer.Exit(1) from error
     options = Options(
         workers=workers,
+        max_workers=max_workers,
+        macro=sizes,
+        scaling=thresholds,
+        prometheus=prometheus,
         host=host,
         port=port,
         model=model,
@@ -140,15 +162,24 @@ def up(
     raise typer.Exit(launch(options, display))
 
 
-def _settings(pairs: list[str]) -> dict[str, float]:
+def _numbers(option: str, pairs: list[str]) -> dict[str, float]:
     settings = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         try:
             settings[name] = float(value)
         except ValueError:
-            raise ValueError(f"--policy-setting: {pair!r} is not NAME=NUMBER") from None
+            raise ValueError(f"{option}: {pair!r} is not NAME=NUMBER") from None
     return settings
+
+
+def _sizes(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    lower, _, upper = text.partition(":")
+    if not (lower.isdigit() and upper.isdigit()):
+        raise ValueError(f"--macro: {text!r} is not N_l:N_u, such as 2:4")
+    return int(lower), int(upper)
 
 
 def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:

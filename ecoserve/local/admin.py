@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import grpc
@@ -77,7 +78,24 @@ class Admin:
                 return found
             await asyncio.sleep(_POLL)
 
-    async def keep(self, cluster: admin_pb2.Cluster, works: Callable[[str], None]) -> None:
+    async def drain(self, instance: str, seconds: float) -> None:
+        """Stops routing to an instance, which finishes what it has. Lost if the scheduler does not
+        answer: ask again while the instance does not drain."""
+        request = admin_pb2.InstanceRequest(
+            cluster=self._cluster, instance=instance, timeout_s=seconds
+        )
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.DrainInstance(request, timeout=_CALL_TIMEOUT)
+
+    async def resume(self, instance: str) -> None:
+        """Routes to an instance again, likewise."""
+        request = admin_pb2.InstanceRequest(cluster=self._cluster, instance=instance)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.ResumeInstance(request, timeout=_CALL_TIMEOUT)
+
+    async def keep(
+        self, cluster: Callable[[], admin_pb2.Cluster], works: Callable[[str], None]
+    ) -> None:
         """Declares the cluster anew whenever the scheduler has lost it; runs until cancelled.
 
         A scheduler that was restarted knows nothing: its state is soft and this is its source.
@@ -86,7 +104,7 @@ class Admin:
         while True:
             state = await self.get()
             if state is None:
-                await self.apply(cluster)
+                await self.apply(cluster())
             else:
                 for instance in filter(is_accepted, state.instances):
                     works(instance.name)

@@ -20,6 +20,7 @@ from ecoserve import gateway
 from ecoserve.local import admin, greeting, logs, slo
 from ecoserve.local.display import Display
 from ecoserve.local.engine import Engine, Model, SetupError, inspect_model, plan
+from ecoserve.local.fleet import Fleet
 from ecoserve.local.machine import free_ports, inspect
 from ecoserve.local.model import (
     ENGINE_ARGUMENTS,
@@ -29,6 +30,7 @@ from ecoserve.local.model import (
     prepare_smollm2,
 )
 from ecoserve.local.options import CLUSTER, Options, check, claim, gateway_config
+from ecoserve.local.scaling import Hands, Scaler, check_prometheus, settings_of
 from ecoserve.local.supervisor import ProcessError, Spec, Supervisor
 from ecoserve.policy.state import SLO
 from ecoserve.proto.v1 import admin_pb2
@@ -50,9 +52,11 @@ def up(options: Options, display: Display) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         check(options)
+        settings_of(options.scaling)
+        check_prometheus(options.prometheus)
         model = _model(options, display)
         machine = inspect()
-        engine = plan(machine, model, options.workers, options.engine_args, compile=options.compile)
+        engine = plan(machine, model, options.most, options.engine_args, compile=options.compile)
         with claim(options.directory):
             return asyncio.run(Launcher(options, model, engine, display).run())
     except (SetupError, ModelError) as error:
@@ -100,8 +104,10 @@ class Launcher:
         self._model = model
         self._engine = engine
         self._display = display
-        self._addresses = Addresses.choose(options.workers)
-        self._names = [f"worker-{number}" for number in range(options.workers)]
+        self._addresses = Addresses.choose(options.most)
+        self._names = [f"worker-{number}" for number in range(options.most)]
+        self._fleet = Fleet(self._names, options.workers, options.bounds)
+        self._promise: SLO | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._up = False
 
@@ -137,27 +143,28 @@ class Launcher:
             self._tasks.append(asyncio.create_task(logs.follow(files, display.console)))
         display.line("·", f"Logs in {options.directory / 'logs'}", "dim")
         await self._supervisor.start(self._scheduler())
-        for spec in self._workers():
-            await self._supervisor.start(spec)
+        for name in self._fleet.running:
+            await self._supervisor.start(self._worker(name))
         await self._supervisor.start(self._envoy())
         if options.relay:
             await self._supervisor.start(self._relay())
         async with admin.Admin(self._addresses.grpc, CLUSTER) as scheduler:
             derived = await self._agree(scheduler)
-        declared = self._cluster(derived.slo)
-        self._tasks.append(asyncio.create_task(self._keep(declared)))
+        self._tasks.append(asyncio.create_task(self._keep()))
         with display.step("First answer through the gateway"):
             path, answer = await self._first_answer()
             display.retitle(f"First answer through the gateway: {answer!r}")
         self._supervisor.settle()
         self._up = True
+        if options.most > options.workers:
+            self._tasks.append(asyncio.create_task(self._scale(derived.slo)))
         greeting.show(display, options, self._model, derived, path, self._addresses.http)
 
     async def _agree(self, scheduler: admin.Admin) -> slo.Derived:
         """Has the workers calibrate, derives the SLO and has them accepted under it."""
         options, display, count = self._options, self._display, self._options.workers
         with display.step("Scheduler"):
-            await scheduler.apply(self._cluster(None))
+            await scheduler.apply(self._cluster())
         with display.step(f"{count} worker{'s' * (count > 1)} loaded and calibrated"):
             instances = await scheduler.wait(
                 admin.is_calibrated, count, lambda done: display.detail(f"{done} of {count}")
@@ -167,15 +174,16 @@ class Launcher:
             ttft=options.ttft,
             tpot=options.tpot,
         )
+        self._promise = derived.slo
         with display.step("Workers accepted"):
-            await scheduler.apply(self._cluster(derived.slo))
+            await scheduler.apply(self._cluster())
             await scheduler.wait(
                 admin.is_accepted, count, lambda done: display.detail(f"{done} of {count}")
             )
         return derived
 
-    def _cluster(self, promise: SLO | None) -> admin_pb2.Cluster:
-        options = self._options
+    def _cluster(self) -> admin_pb2.Cluster:
+        options, promise = self._options, self._promise
         cluster = admin_pb2.Cluster(
             name=CLUSTER,
             model=self._model.served_name,
@@ -183,7 +191,10 @@ class Launcher:
             policy_settings=options.policy_settings,
             late=options.late,
             queue_limit=options.queue_limit,
-            macro_instances=[admin_pb2.MacroInstance(name=f"{CLUSTER}-0", instances=self._names)],
+            macro_instances=[
+                admin_pb2.MacroInstance(name=name, instances=members)
+                for name, members in self._fleet.groups.items()
+            ],
             debug=options.debug,
             drain_timeout_s=options.drain_timeout,
         )
@@ -233,30 +244,26 @@ class Launcher:
         command += ["--debug_mode"] * self._options.debug
         return Spec("scheduler", tuple(command), self._log("scheduler"))
 
-    def _workers(self) -> list[Spec]:
-        options = self._options
+    def _worker(self, name: str) -> Spec:
+        options, number = self._options, self._names.index(name)
         common = {
             "PYTHONUNBUFFERED": "1",
             # The model is a local directory: nothing is to be looked up, nothing told to anyone.
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        specs = []
-        for name, address, environment in zip(
-            self._names, self._addresses.workers, self._engine.environments, strict=True
-        ):
-            host, _, port = address.rpartition(":")
-            command = [sys.executable, "-m", "ecoserve_worker"]
-            command += ["--cluster", CLUSTER, "--instance", name]
-            command += ["--scheduler", self._addresses.grpc, "--host", host, "--port", port]
-            command += ["--state-dir", str(default_cache_dir() / "calibration")]
-            command += ["--policy", options.policy, "--drain-timeout", str(options.drain_timeout)]
-            command += ["--debug_mode"] * options.debug
-            command += ["--", *self._engine.arguments]
-            # What the user has set in the environment stands.
-            chosen = {k: v for k, v in environment.items() if k not in os.environ}
-            specs.append(Spec(name, tuple(command), self._log(name), common | chosen))
-        return specs
+        host, _, port = self._addresses.workers[number].rpartition(":")
+        command = [sys.executable, "-m", "ecoserve_worker"]
+        command += ["--cluster", CLUSTER, "--instance", name]
+        command += ["--scheduler", self._addresses.grpc, "--host", host, "--port", port]
+        command += ["--state-dir", str(default_cache_dir() / "calibration")]
+        command += ["--policy", options.policy, "--drain-timeout", str(options.drain_timeout)]
+        command += ["--debug_mode"] * options.debug
+        command += ["--", *self._engine.arguments]
+        # What the user has set in the environment stands.
+        environment = self._engine.environments[number]
+        chosen = {k: v for k, v in environment.items() if k not in os.environ}
+        return Spec(name, tuple(command), self._log(name), common | chosen)
 
     def _envoy(self) -> Spec:
         addresses, options = self._addresses, self._options
@@ -296,9 +303,35 @@ class Launcher:
     async def _forever(self) -> None:
         await asyncio.gather(*self._tasks)
 
-    async def _keep(self, cluster: admin_pb2.Cluster) -> None:
+    async def _keep(self) -> None:
         async with admin.Admin(self._addresses.grpc, CLUSTER) as scheduler:
-            await scheduler.keep(cluster, self._supervisor.works)
+            await scheduler.keep(self._cluster, self._supervisor.works)
+
+    async def _scale(self, promise: SLO) -> None:
+        options = self._options
+
+        async def declare() -> None:
+            await scheduler.apply(self._cluster())
+
+        async def start(name: str) -> None:
+            await self._supervisor.start(self._worker(name))
+
+        async def stop(name: str) -> None:
+            await self._supervisor.stop(name, _STOP_BEYOND_DRAIN, self._hurry)
+
+        async with admin.Admin(self._addresses.grpc, CLUSTER) as scheduler:
+            await Scaler(
+                self._fleet,
+                settings_of(options.scaling),
+                options.workers,
+                options.most,
+                scheduler=scheduler,
+                metrics=f"http://{self._addresses.http}/metrics",
+                ttft_slo=promise.ttft,
+                drain_timeout=options.drain_timeout,
+                hands=Hands(start, stop, declare, self._display.warn),
+                prometheus=options.prometheus,
+            ).run()
 
     async def _shut_down(self) -> None:
         """Has the running answers finish within the drain timeout, then ends everything."""

@@ -14,6 +14,7 @@ from ecoserve.gateway import EnvoyMissing, GatewayConfig, envoy_binary
 from ecoserve.local import machine
 from ecoserve.local.engine import SetupError
 from ecoserve.local.model import default_cache_dir
+from ecoserve.policy import mitosis
 
 # Reports, Get and metrics carry it; there is one cluster on one machine.
 CLUSTER = "local"
@@ -21,9 +22,17 @@ CLUSTER = "local"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times in seconds, ``body_limit`` in bytes; ``ttft`` and ``tpot`` are derived if None."""
+    """Times in seconds, ``body_limit`` in bytes; ``ttft`` and ``tpot`` are derived if None.
+
+    ``max_workers`` None: as many as at first. ``macro`` are N_l and N_u of macro instances, by
+    their number if None. ``scaling`` are settings of ``policy.signals`` such as "expand.use".
+    """
 
     workers: int = 2
+    max_workers: int | None = None
+    macro: tuple[int, int] | None = None
+    scaling: Mapping[str, float] = field(default_factory=dict)
+    prometheus: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     model: Path | None = None
@@ -45,6 +54,20 @@ class Options:
     run_dir: Path | None = None
 
     @property
+    def most(self) -> int:
+        """The most workers that there may be."""
+        return self.workers if self.max_workers is None else self.max_workers
+
+    @property
+    def bounds(self) -> mitosis.Bounds:
+        """Sizes of macro instances; ``ValueError`` if they do not go together. Without any, all of
+        the workers that it begins with are one."""
+        lower, upper = self.macro or mitosis.default_sizes(self.most)
+        if self.macro is None:
+            upper = max(upper, self.workers)
+        return mitosis.Bounds(lower, upper)
+
+    @property
     def directory(self) -> Path:
         """Where logs go: one folder for each port, overwritten by the next run."""
         return self.run_dir or default_cache_dir() / "run" / str(self.port)
@@ -60,6 +83,12 @@ def check(options: Options) -> None:
     """Raises ``SetupError`` for what is known to go wrong."""
     if options.workers < 1:
         raise SetupError(f"--workers must be at least 1, not {options.workers}")
+    if options.most < options.workers:
+        raise SetupError(f"--max must be at least --workers {options.workers}, not {options.most}")
+    try:
+        _ = options.bounds
+    except ValueError as error:
+        raise SetupError(f"--macro: {error}") from error
     try:
         policy.make(options.policy, options.policy_settings)
     except ValueError as error:

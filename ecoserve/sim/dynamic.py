@@ -218,9 +218,13 @@ class Growing:
             if plan.layout != self._layout:
                 self._layout = plan.layout
                 continue
-            for action in plan.actions:
+            # One that drains is not there for another group before it is gone.
+            able = [
+                a for a in plan.actions if self._spare or not isinstance(a, mitosis.AddInstance)
+            ]
+            for action in able[:1]:
                 self._do(action, now)
-            if not plan.actions:
+            if not able:
                 return
 
     def _do(self, action: mitosis.Action, now: float) -> None:
