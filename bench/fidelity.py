@@ -24,6 +24,7 @@ import os
 import re
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -224,10 +225,12 @@ def show(found: dict[str, Any]) -> None:
 
 
 def scheduler_of(log: Path) -> str:
-    """The scheduler's HTTP address, as `ecoserve up` printed it."""
-    found = re.search(r"State +(http://\S+)/state", log.read_text())
-    if found is None:
-        raise RuntimeError(f"`ecoserve up` did not print its scheduler's address: see {log}")
+    """The scheduler's HTTP address, which `ecoserve up` prints once all is ready."""
+    deadline = time.monotonic() + 60
+    while (found := re.search(r"State +(http://\S+)/state", log.read_text())) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"`ecoserve up` does not get ready: see {log}")
+        time.sleep(0.1)
     return found[1]
 
 

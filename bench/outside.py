@@ -155,15 +155,17 @@ def cases() -> list[Case]:
         usual,
         28.0,
     )
-    for system, setting, instances, cost, guess in (
-        (VLLM("round-robin"), ("vllm", 2048), 1, llama, 2.0),
-        (Sarathi(512, "round-robin"), ("sarathi", 512), 1, llama, 2.0),
-        (Sarathi(256, "round-robin"), ("sarathi", 256), 4, llama, 8.0),
-        (Sarathi(512, "round-robin"), ("sarathi", 512), 1, codellama, 2.5),
+    scarce = OwnMemory(llama, 20_000)
+    for system, setting, instances, cost, name, guess in (
+        (VLLM("round-robin"), ("vllm", 2048), 1, llama, "Llama-30B", 2.0),
+        (Sarathi(512, "round-robin"), ("sarathi", 512), 1, llama, "Llama-30B", 2.0),
+        (Sarathi(512, "round-robin"), ("sarathi", 512), 1, scarce, "Llama-30B, scarce KV", 1.5),
+        (Sarathi(256, "round-robin"), ("sarathi", 256), 4, llama, "Llama-30B", 8.0),
+        (Sarathi(512, "round-robin"), ("sarathi", 512), 1, codellama, "CodeLlama-34B", 2.5),
     ):
         play = own(system, OwnMemory(cost, cost.kv_tokens), instances, usual, 256)
         vidur = Vidur(*setting, instances, cost)
-        label = f"{system.name}, {cost.model.name} on L20 TP4, our profile"
+        label = f"{system.name}, {name} on L20 TP4, our profile"
         if instances > 1:
             label = f"{label}, {instances} instances, round-robin"
         known = "the same KV blocks, watermark and batch limit in both"

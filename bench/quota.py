@@ -11,6 +11,8 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 # Short, so that a process that has used its share waits no longer than a step takes.
 _PERIOD_US = 10_000
+# The most there is: other processes of the machine must not eat into the share.
+_WEIGHT, _SHARES = 10_000, 262_144
 
 
 @contextlib.contextmanager
@@ -26,9 +28,11 @@ def group(name: str, cores: float) -> Iterator[Path]:
     try:
         if first:
             (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+            (folder / "cpu.weight").write_text(str(_WEIGHT))
         else:
             (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
+            (folder / "cpu.shares").write_text(str(_SHARES))
         yield folder
     finally:
         while (folder / "cgroup.procs").read_text().strip():
