@@ -2,7 +2,8 @@
 
 A process of its own: ``python instant.py HTTP_PORT SCHEDULER_GRPC WORKERS RATE``. Worker i listens
 on 127.1.0.i; each has a session with the scheduler (``-`` for none), in which it reports what it
-has served, RATE times a second, beside as many made-up running decodes as a busy engine has.
+has served, RATE times a second or as seldom as it is told, beside as many made-up running decodes as
+a busy engine has.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ async def _session(
         while True:
             yield await outgoing.get()
 
+    interval = 0.0
+
     async def report() -> None:
         for count in itertools.count(1):
             finished = []
@@ -152,11 +155,14 @@ async def _session(
                     )
                 )
             )  # fmt: skip
-            await asyncio.sleep(1 / rate)
+            await asyncio.sleep(max(1 / rate, interval))
 
     reporting = asyncio.create_task(report())
     async for message in stub.Connect(messages()):
-        if message.WhichOneof("message") == "command":
+        kind = message.WhichOneof("message")
+        if kind == "ack":
+            interval = message.ack.interval_s
+        elif kind == "command":
             done = session_pb2.CommandDone(number=message.command.number)
             outgoing.put_nowait(session_pb2.WorkerMessage(done=done))
     reporting.cancel()

@@ -12,6 +12,7 @@ passed over for the next in the key's own order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -36,7 +37,7 @@ class Places:
         members = [_seed(name) for instances in groups.values() for name in instances]
         self._seeds = np.array(members, dtype=np.uint64)
         self._owner = np.repeat(np.arange(len(sizes)), sizes)
-        self._sizes = np.array(sizes, dtype=np.float64)
+        self._sizes = sizes
 
     def _scores(self, key: bytes) -> NDArray[np.uint64]:
         hashed = blake2b(key, digest_size=8, person=b"ecoserve").digest()
@@ -60,22 +61,21 @@ class Places:
         ``loads`` are the requests that each holds, waiting and running, in the order of ``names``.
         ``factor`` is at least 1; the nearer to 1, the evener the load and the more keys are moved.
         """
-        if not len(self._seeds):
+        capacity = len(self._seeds)
+        if not capacity:
             return None
         scores = self._scores(key)
         first = int(self._owner[scores.argmax()])
-        held = np.asarray(loads, dtype=np.float64)
-        held = np.where(self._sizes > 0, held, 0.0)
-        bound = np.ceil(factor * (held.sum() + 1) * self._sizes / len(self._seeds))
-        if held[first] + 1 <= bound[first]:
+        held = [load if size else 0 for load, size in zip(loads, self._sizes, strict=True)]
+        share = factor * (sum(held) + 1) / capacity
+        if held[first] + 1 <= math.ceil(share * self._sizes[first]):
             return self.names[first]
-        room = (held + 1 <= bound)[self._owner]
-        if room.any():
+        room = [load + 1 <= math.ceil(share * n) for load, n in zip(held, self._sizes, strict=True)]
+        if any(room):
             # No hash is likely to be 0, and if one is, nothing but the order changes.
-            return self.names[int(self._owner[np.where(room, scores, 0).argmax()])]
+            able = np.where(np.array(room)[self._owner], scores, 0)
+            return self.names[int(self._owner[able.argmax()])]
         # Loads are whole numbers of requests, so one is always within its bound; with fractions
         # the least loaded for its size is the nearest to it.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return self.names[
-                int(np.nanargmin(np.where(self._sizes > 0, held / self._sizes, np.nan)))
-            ]
+        some = [group for group, size in enumerate(self._sizes) if size]
+        return self.names[min(some, key=lambda group: held[group] / self._sizes[group])]

@@ -373,8 +373,10 @@ class Cluster:
             places = self._places = balance.Places(
                 {macro: [i.name for i in self.routable(macro)] for macro in self._homes}
             )
-        queues = self.macros.values()
-        loads = [held + len(q) for held, q in zip(self._loads.values(), queues, strict=True)]
+        loads = list(self._loads.values())
+        if self.tickets:
+            queues = self.macros.values()
+            loads = [held + len(queue) for held, queue in zip(loads, queues, strict=True)]
         return places.choose(key, loads)
 
     def _evict(self, queue: MacroScheduler) -> None:

@@ -26,6 +26,9 @@ _EMPTY_HEADERS = ext_proc.ProcessingResponse(
 # As long as an id and a usual wait are, of characters that neither nor an address holds.
 _SOME_ID = b"\x01" * 20
 _SOME_WAIT = b"\x02" * 8
+_SOME = b"\x03"
+# Lengths up to here are serialised without the byte that stands for a destination.
+_MOST_DESTINATION = 383
 
 Kind = Literal["request_headers", "request_body", "metadata"]
 
@@ -75,29 +78,44 @@ def _routed(kind: Kind, values: Mapping[str, str]) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _template(kind: Kind, rest: tuple[tuple[str, str], ...]) -> bytes:
-    """A decision as serialised, with ``_SOME_ID`` and ``_SOME_WAIT`` for id and wait."""
+def _template(kind: Kind, size: int, rest: tuple[tuple[str, str], ...]) -> bytes:
+    """A decision as serialised, with ``_SOME_ID``, ``_SOME_WAIT`` and ``size`` times ``_SOME`` for
+    id, wait and destination."""
     values = {
         headers.REQUEST_ID: _SOME_ID.decode(),
         headers.WAITED: _SOME_WAIT.decode(),
+        headers.DESTINATION: _SOME.decode() * size,
         **dict(rest),
     }
     return serialised(_routed(kind, values))
 
 
-def routed(kind: Kind, request_id: str, waited: str, rest: Mapping[str, str]) -> bytes:
+def routed(
+    kind: Kind, request_id: str, waited: str, destination: str, rest: Mapping[str, str]
+) -> bytes:
     """The decision, serialised, as the answer to the request's headers or to a buffered body, which
     stays as it is; as ``metadata`` to a body whose headers were not sent. ``rest`` are headers to
-    set besides the id and the wait, the destination among them.
+    set besides the id, the wait and the destination.
 
-    Only these two differ from call to call while things go well, so what is around them is kept:
-    to build and to serialise the whole takes as long as to decide.
+    What is around these differs little from call to call, so it is kept: to build and to serialise
+    the whole takes as long as to decide.
     """
-    if len(request_id) != len(_SOME_ID) or len(waited) != len(_SOME_WAIT):
-        values = {headers.REQUEST_ID: request_id, headers.WAITED: waited, **rest}
+    size = len(destination)
+    usual = len(request_id) == len(_SOME_ID) and len(waited) == len(_SOME_WAIT)
+    if not usual or size > _MOST_DESTINATION:
+        values = {
+            headers.REQUEST_ID: request_id,
+            headers.WAITED: waited,
+            headers.DESTINATION: destination,
+            **rest,
+        }
         return serialised(_routed(kind, values))
-    template = _template(kind, tuple(rest.items()))
-    return template.replace(_SOME_ID, request_id.encode()).replace(_SOME_WAIT, waited.encode())
+    return (
+        _template(kind, size, tuple(rest.items()))
+        .replace(_SOME_ID, request_id.encode())
+        .replace(_SOME_WAIT, waited.encode())
+        .replace(_SOME * size, destination.encode())
+    )
 
 
 def _chunk(body: bytes, end: bool) -> Any:

@@ -303,11 +303,11 @@ class _Call:
         """The decision, with the headers that the worker is to see."""
         assert self._slo is not None
         rest = {
-            headers.DESTINATION: ",".join(picked.addresses),
             headers.TTFT_SLO: f"{self._slo.ttft:.9g}",
             headers.TPOT_SLO: f"{self._slo.tpot:.9g}",
         }
-        return extproc.routed(kind, self.id, f"{picked.waited:.6f}", rest)
+        destination = ",".join(picked.addresses)
+        return extproc.routed(kind, self.id, f"{picked.waited:.6f}", destination, rest)
 
     def abandon(self) -> None:
         """The client went away before it had its answer: nothing stays reserved."""
