@@ -153,12 +153,17 @@ def api_server(folder: Path, *flags: str) -> Iterator[ApiServer]:
             )
         )
         url, ca = f"https://127.0.0.1:{port}", folder / "pki" / "apiserver.crt"
-        wait_for(lambda: _alive(server, folder) and ca.exists(), "no certificate was made")
+        wait_for(lambda: _alive(server, folder) and _whole(ca), "no certificate was made")
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(kubeconfig_of(url, ca, token)))
         client = stack.enter_context(_client(url, ca, token))
         wait_for(lambda: _alive(server, folder) and _ready(client), "kube-apiserver is not ready")
         yield ApiServer(url, token, ca, kubeconfig, binaries, client)
+
+
+def _whole(certificate: Path) -> bool:
+    """Whether the file is there and no longer being written."""
+    return certificate.exists() and "END CERTIFICATE" in certificate.read_text()
 
 
 def _client(url: str, ca: Path, token: str) -> httpx.Client:
