@@ -44,7 +44,7 @@ def code() -> str:
 
 
 def row(cell: Cell, figures: Mapping[str, Any], took: float) -> Row:
-    """A finished cell: what was asked, what came of it, and by which code; ``took`` seconds."""
+    """A finished cell: what was asked, what came of it, and by which code; ``took`` CPU seconds."""
     return {
         "key": cell.key,
         "version": ecoserve.__version__,
