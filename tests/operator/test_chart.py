@@ -39,6 +39,7 @@ VARIANTS: dict[str, Json] = {
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "inferencePools": {"enabled": True},
         "networkPolicy": {"prometheus": PEERS, "gateways": PEERS},
+        "mtls": {"authority": "corporate-ca"},
         "serviceAccount": {"name": "mine", "annotations": {"a": "b"}},
         "podAnnotations": {"a": "b"},
         "podLabels": {"team": "nlp", "app.kubernetes.io/component": "other"},
@@ -180,10 +181,23 @@ def test_the_processes_take_their_arguments(name: str) -> None:
     values = VARIANTS[name]
     assert options.namespaces == tuple(values.get("namespaces", ()))
     assert (options.lease_namespace, options.lease_name) == ("system", "eco")
-    host, _, port = installation.scheduler.partition(":")
     service = one(objects, "Service")
-    assert host == f"{service['metadata']['name']}.system.svc"
-    assert int(port) in [item["port"] for item in service["spec"]["ports"]]
+    targets = {item["port"]: item["targetPort"] for item in service["spec"]["ports"]}
+    for address, target in (
+        (installation.scheduler, "grpc"),
+        (installation.scheduler_tls, "grpc-tls"),
+    ):
+        host, _, port = address.partition(":")
+        assert host == f"{service['metadata']['name']}.system.svc"
+        assert targets[int(port)] == target
+    assert options.scheduler_name == installation.scheduler_tls.partition(":")[0]
+    brought = values.get("mtls", {}).get("authority")
+    made = [item["metadata"] for item in objects if item["kind"] == "Secret"]
+    if brought:
+        assert (options.authority_name, made) == (brought, [])
+    else:
+        (secret,) = made
+        assert (secret["name"], secret["namespace"]) == (options.authority_name, "system")
     assert installation.worker_image == VALUES["images"]["worker"]
     assert (
         installation.gateway_image == values.get("images", {}).get("gateway")
@@ -192,13 +206,21 @@ def test_the_processes_take_their_arguments(name: str) -> None:
     assert installation.inference_pools is values.get("inferencePools", {}).get("enabled", False)
 
     parser = argparse.ArgumentParser()
-    for option in ("--grpc", "--http"):
+    for option in ("--grpc", "--http", "--tls", "--tls-files"):
         parser.add_argument(option)
     parser.add_argument("--debug_mode", action="store_true")
     given = parser.parse_args(container(pod, "scheduler")["args"])
     ports = {p["name"]: p["containerPort"] for p in container(pod, "scheduler")["ports"]}
     assert given.grpc == f"0.0.0.0:{ports['grpc']}"
     assert given.http == f"0.0.0.0:{ports['http']}"
+    assert given.tls == f"0.0.0.0:{ports['grpc-tls']}"
+    # What the controller writes is what the scheduler reads.
+    assert given.tls_files == str(options.scheduler_files)
+    mounts = [
+        {m["mountPath"]: m["name"] for m in container(pod, which)["volumeMounts"]}
+        for which in ("controller", "scheduler")
+    ]
+    assert mounts[0][given.tls_files] == mounts[1][given.tls_files]
     assert given.debug_mode is values.get("scheduler", {}).get("debug", False)
 
 
@@ -248,6 +270,8 @@ def test_workers_and_gateways_reach_the_scheduler() -> None:
         (requirement,) = peer["podSelector"]["matchExpressions"]
         assert labels[requirement["key"]] in requirement["values"]
     assert peer["namespaceSelector"] == {}
+    ports = {port["port"] for port in policy["ingress"][0]["ports"]}
+    assert ports == {9002, 9004}
     narrow = one(rendered("namespaced"), "NetworkPolicy")["spec"]["ingress"][0]["from"][0]
     (requirement,) = narrow["namespaceSelector"]["matchExpressions"]
     assert requirement["values"] == ["one", "two"]
@@ -333,6 +357,7 @@ def test_optional_rights_come_with_their_values() -> None:
         ({"networkPolicy": {"prometheus": [{}]}}, "prometheus"),
         ({"networkPolicy": {"gateways": [{"pods": {}}]}}, "gateways"),
         ({"serviceAccount": {"name": "Not A Name"}}, "name"),
+        ({"mtls": {"authority": "Not A Name"}}, "authority"),
         ({"tolerations": "none"}, "tolerations"),
     ],
 )

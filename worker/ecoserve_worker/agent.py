@@ -30,7 +30,9 @@ _REPORT_AT_LEAST = 1.0
 _ACKNOWLEDGED_WITHIN = 2.0  # what is not is sent again
 # A scheduler that comes back is to route again within two seconds, so both stay well below.
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 0.5
-_RECONNECT = (("initial", 100), ("min", 100), ("max", 500))
+_RECONNECT = (("initial", 100), ("max", 500))
+# "min" is how long an attempt may take; that with TLS takes computing on both sides.
+_PLAIN, _SECURE = ("min", 100), ("min", 1000)
 _LOOK_S = 1.0  # at the certificate
 _TAKEN_WITHIN_S = 5.0
 
@@ -114,7 +116,8 @@ class Agent:
             await link.channel.close(None)
 
     def _open(self) -> _Link:
-        options = [(f"grpc.{kind}_reconnect_backoff_ms", ms) for kind, ms in _RECONNECT]
+        limits = (*_RECONNECT, _PLAIN if self._files is None else _SECURE)
+        options = [(f"grpc.{kind}_reconnect_backoff_ms", ms) for kind, ms in limits]
         if self._files is None:
             return _Link(grpc.aio.insecure_channel(self._target, options=options), None)
         material = self._files.current()
