@@ -31,6 +31,12 @@ def text(answer: dict[str, Any]) -> str:
     return str(choice["message"]["content"] if "message" in choice else choice["text"]).strip()
 
 
+def _workers(options: Options) -> str:
+    if options.most > options.workers:
+        return f"{options.workers} to {options.most} workers"
+    return f"{options.workers} workers" if options.workers > 1 else "1 worker"
+
+
 def curl(options: Options, body: dict[str, Any], path: str) -> str:
     """A command line that can be pasted into a shell."""
     words = ["curl", *(["-N"] if body.get("stream") else []), f"{options.url}/{path}"]
@@ -47,9 +53,7 @@ def show(
     body = question(model.served_name, path)
     rows = {
         "URL": options.url,
-        "Model": f"{model.served_name} on {options.workers} workers"
-        if options.workers > 1
-        else f"{model.served_name} on 1 worker",
+        "Model": f"{model.served_name} on {_workers(options)}",
         "Policy": " ".join(
             [options.policy, *(f"{k}={v:g}" for k, v in options.policy_settings.items())]
         ),

@@ -124,11 +124,12 @@ class Scaler:
         try:
             answer = await client.get(self._metrics)
             answer.raise_for_status()
-        except httpx.HTTPError as error:
+            found = parse(answer.text, CLUSTER, QUERIES)
+        except (httpx.HTTPError, ValueError) as error:
             # What is not sampled goes stale, and nothing is decided by it.
             log.warning("no metrics: %s", error or type(error).__name__)
             return
-        self._recorder.take(time.time(), parse(answer.text, CLUSTER, QUERIES))
+        self._recorder.take(time.time(), found)
 
     async def _decide(self) -> None:
         try:
