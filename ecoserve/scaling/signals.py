@@ -68,7 +68,7 @@ def read(
     if capacity is not None:
         served = Known(capacity)
     elif predictive:
-        served = _signal(contract.use_for, _last, reader.capacity)
+        served = _signal(expand.use_for, _last, reader.capacity)
     return Signals(
         accepted=_signal(0, _last, reader.accepted),
         violations=_signal(expand.violations_for, min, reader.violations),

@@ -208,7 +208,7 @@ def over_time(
     below.set(xlabel="minutes", ylabel="instances wanted", ylim=(0, None), xlim=(0, edges[-1]))
     for axes in (above, below):
         axes.grid(alpha=0.3)
-    above.legend(loc="lower left")
+    above.legend(loc="center left")
     _save(figure, path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from ecoserve.sim.commands import err, out, told
 from ecoserve.sim.options import Cv, Data, GpuName, JsonFile, Mixing, ModelName, Seed, Tpot, Ttft
@@ -90,11 +90,12 @@ def scale(
 
 
 def _show(runs: Sequence[Run], plan: Sequence[Stage]) -> None:
-    table = Table("variant", *(f"{stage.rate:g}/s" for stage in plan), "all", "instance hours")
+    table = Table(Column("variant", no_wrap=True), *(f"{stage.rate:g}/s" for stage in plan), "all")
+    table.add_column("hours")
     for run in runs:
         each = [f"{100 * value:.1f}" for value in run.by_stage]
         table.add_row(run.name, *each, f"{100 * run.overall:.1f}", f"{run.hours:.2f}")
-    out.print("requests within both SLOs, %, by the rate at which they came")
+    out.print("requests within both SLOs, %, by the rate at which they came; instance-hours wanted")
     out.print(table)
     for run in runs:
         for moment in run.moments:
