@@ -2,8 +2,8 @@
 
 A process of its own: ``python instant.py HTTP_PORT SCHEDULER_GRPC WORKERS RATE``. Worker i listens
 on 127.1.0.i; each has a session with the scheduler (``-`` for none), in which it reports what it
-has served, RATE times a second or as seldom as it is told, beside as many made-up running decodes as
-a busy engine has.
+has served, RATE times a second or as seldom as it is told, beside as many made-up running decodes
+as a busy engine has.
 """
 
 from __future__ import annotations

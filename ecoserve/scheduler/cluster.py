@@ -18,7 +18,7 @@ from ecoserve.policy.state import SLO, MacroView, Request
 from ecoserve.proto.v1 import session_pb2
 from ecoserve.scheduler.config import ClusterSpec
 from ecoserve.scheduler.hello import Hello
-from ecoserve.scheduler.instance import RETURN_S, Instance
+from ecoserve.scheduler.instance import RETURN_S, SILENT_S, Instance
 from ecoserve.scheduler.learning import Learnt
 from ecoserve.scheduler.ledger import Ledger
 from ecoserve.scheduler.metrics import Metrics
@@ -44,8 +44,11 @@ class Cluster:
         self.instances: dict[str, Instance] = {}
         self.macros: dict[str, MacroScheduler] = {}
         self.tickets: dict[str, Ticket] = {}
-        self.ledger = Ledger(self.name, self.instances, self.learnt, metrics, self._charge)
+        self.ledger = Ledger(
+            self.name, self.instances, self.learnt, metrics, self._charge, self._failed
+        )
         self._homeless: dict[str, Ticket] = {}
+        self._swept_at = now
         # Until when no gateway's patience ends.
         self._patient_until = math.inf
         self._metrics = metrics
@@ -203,9 +206,31 @@ class Cluster:
         if macro in self.macros:
             self.macros[macro].charge(tenant, tokens)
 
+    def _failed(self, instance: Instance, request_id: str, now: float) -> None:
+        """A request failed at an instance. Of a macro instance half at most are left alone for it:
+        what fails everywhere is not the instances' fault."""
+        home = self._homes.get(self.members.get(instance.name, ""))
+        if home is None or instance.draining:
+            return
+        blocked = sum(one.breaker.blocks for one in home if one is not instance)
+        if instance.failed(request_id, now, may_open=2 * (blocked + 1) <= len(home)):
+            log.warning(
+                "%s/%s is left alone for %.0f s: its answers failed",
+                self.name, instance.name, instance.breaker.until - now,
+            )  # fmt: skip
+            self._metrics.opened(self.name, self.members[instance.name], instance.name)
+
     def sweep(self, now: float) -> None:
-        """Drops reservations that nobody has heard of for too long; call it now and then."""
+        """Drops reservations that nobody has heard of for too long, and finds who has fallen silent
+        or may be tried again; call it now and then."""
         self.ledger.sweep(now)
+        # After a pause of this process the reports that came meanwhile are still to be read.
+        if now - self._swept_at < SILENT_S / 2:
+            for instance in self.instances.values():
+                instance.tick(now)
+        self._swept_at = now
+        if self.tickets:
+            self.pump(now)
 
     # -- calls ----------------------------------------------------------------------------------
 

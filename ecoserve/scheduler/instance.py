@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from ecoserve.policy.breaker import Breaker
 from ecoserve.policy.latency import LatencyModel
 from ecoserve.policy.state import Decodes, InstanceView, Phase, Request
 from ecoserve.proto.v1 import session_pb2
@@ -24,6 +25,8 @@ State = Literal["connected", "warming", "accepted", "draining", "drained", "lost
 RESERVATION_S = 5.0
 # Within so long after a break of the session alone, the instance comes back as what it was.
 RETURN_S = 3.0
+# One that has not reported for so long has missed three reports, which come once a second at least.
+SILENT_S = 3.0
 # The least share of its capacity that a new instance is offered.
 FIRST_WEIGHT = 0.1
 SWITCHES_KEPT = 512
@@ -105,6 +108,8 @@ class Instance:
         self.reported: Reported | None = None
         self.reported_at = 0.0
         self.finished_seen = 0
+        self.silent = False
+        self.breaker = Breaker()
         self.reservations: dict[str, Reservation] = {}
         self.expected_output: dict[str, float] = {}
         self.prefixes = PrefixCache()
@@ -125,6 +130,7 @@ class Instance:
             self.expected_output.clear()
             self.release_all()
             self.prefixes = PrefixCache()
+            self.breaker = Breaker()
         # What it was comes back into force when it reports again.
         self.reported = None
         self.hello = hello
@@ -197,17 +203,24 @@ class Instance:
         """Why it is not routed to, empty if it is."""
         if self.reported is not None and self.reported.engine_dead:
             return "its engine is dead"
+        if self.silent:
+            return f"it has not reported for {SILENT_S:g} s"
+        if self.breaker.blocks:
+            return f"its answers failed; its circuit breaker is {self.breaker.state}"
         return self.refused
 
     @property
     def routable(self) -> bool:
-        """Accepted, with a state known: ``state`` is "accepted" and something was reported."""
+        """Accepted, with a state known that is not old, and not failing: ``state`` is "accepted"
+        and ``reason`` empty."""
         reported = self.reported
         return (
             reported is not None
             and self.accepted
             and self.connected
             and not self.drain_wanted
+            and not self.silent
+            and not self.breaker.blocks
             and not reported.draining
             and not reported.engine_dead
         )
@@ -216,6 +229,8 @@ class Instance:
         """Whether it may be back at any moment: its session has just broken, or it is warming."""
         if self.lost_at is not None and not self.connected:
             return self.accepted and now - self.lost_at <= RETURN_S
+        if self.silent:
+            return now - self.reported_at <= SILENT_S + RETURN_S
         return self.warming or (self.connected and self.accepted and self.reported is None)
 
     # -- reports --------------------------------------------------------------------------------
@@ -275,6 +290,7 @@ class Instance:
             idle=not (message.waiting or message.running or message.present),
         )
         self.reported_at = now
+        self.silent = False
         for switch in message.switches:
             self.switches.append(PhaseSwitch(now - switch.age_s, switch.phase, switch.reason))
         self._touched(self)
@@ -284,6 +300,7 @@ class Instance:
     def reserve(self, request: Request, now: float, output: float) -> None:
         """Lays a routed request over the reported state."""
         self.release(request.id)
+        self.breaker.routed(request.id, now)
         seconds = self._prefill_seconds(request)
         kv = request.kv_tokens(self.name)
         self.reservations[request.id] = Reservation(request, seconds, kv, output, now)
@@ -307,6 +324,21 @@ class Instance:
         """Takes all reservations away."""
         for request_id in list(self.reservations):
             self.release(request_id)
+
+    def tick(self, now: float) -> None:
+        """Time has passed: it may have fallen silent, or be tried again."""
+        reported = self.reported is not None and self.connected
+        silent = reported and now - self.reported_at > SILENT_S
+        if silent != self.silent or self.breaker.tick(now):
+            self.silent = silent
+            self._touched(self)
+
+    def failed(self, request_id: str, now: float, *, may_open: bool) -> bool:
+        """A request failed at it; True if it is given none from now on."""
+        opened = self.breaker.failed(request_id, now, may_open=may_open)
+        if opened:
+            self._touched(self)
+        return opened
 
     def expired(self, now: float) -> list[str]:
         """Requests that no report has named for too long."""

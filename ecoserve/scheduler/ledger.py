@@ -16,7 +16,11 @@ from ecoserve.scheduler.work import Work
 
 Charge = Callable[[str, str, float], None]
 """Told the macro instance, the tenant and how many weighted tokens more its request took."""
+Failed = Callable[[Instance, str, float], None]
+"""Told the instance at which a request failed, the request and the time."""
 
+# The status of a call whose client went away.
+CLIENT_GONE = 499
 # Calls remembered until they end; those forgotten teach nothing, no more.
 MOST_IN_FLIGHT = 65536
 
@@ -46,12 +50,14 @@ class Ledger:
         learnt: Learnt,
         metrics: Metrics,
         charge: Charge,
+        failed: Failed,
     ) -> None:
         self._cluster = cluster
         self._instances = instances
         self._learnt = learnt
         self._metrics = metrics
         self._charge = charge
+        self._failed = failed
         self._reserved: dict[str, str] = {}
         self._in_flight: OrderedDict[str, _InFlight] = OrderedDict()
 
@@ -82,6 +88,7 @@ class Ledger:
         """The call's client went away before it was answered."""
         owner = self._reserved.pop(request_id, None)
         if owner is not None:
+            self._instances[owner].breaker.forget(request_id)
             self._instances[owner].release(request_id)
         self._in_flight.pop(request_id, None)
 
@@ -105,15 +112,20 @@ class Ledger:
         for request_id in message.present:
             self._seen_at(instance, request_id, macro, now)
         for request_id in here:
-            self._cover(instance, request_id, macro)
+            self._cover(instance, request_id, macro, now)
+        if instance.breaker.state != "closed":
+            # A running request has its first token.
+            for decode in message.running:
+                instance.breaker.succeeded(decode.id)
         expected = instance.expected_output
         instance.expected_output = {i: expected[i] for i in here if i in expected}
         for finished in message.finished:
-            self._cover(instance, finished.id, macro)
+            self._cover(instance, finished.id, macro, now)
             instance.expected_output.pop(finished.id, None)
             if finished.number > instance.finished_seen:
                 instance.finished_seen = finished.number
                 self._finished(instance, finished, macro)
+                self._judge(instance, finished, now)
 
     def _seen_at(self, instance: Instance, request_id: str, macro: str, now: float) -> None:
         owner = self._reserved.get(request_id)
@@ -124,11 +136,12 @@ class Ledger:
             return
         moved = self._instances[owner].release(request_id)
         assert moved is not None
+        self._failed(self._instances[owner], request_id, now)
         self._metrics.moved(self._cluster, macro, instance.name)
         instance.reserve(moved.request, now, moved.output)
         self._reserved[request_id] = instance.name
 
-    def _cover(self, instance: Instance, request_id: str, macro: str) -> None:
+    def _cover(self, instance: Instance, request_id: str, macro: str, now: float) -> None:
         owner = self._reserved.pop(request_id, None)
         if owner is None:
             return
@@ -136,7 +149,17 @@ class Ledger:
         assert reservation is not None
         instance.expected_output[request_id] = reservation.output
         if owner != instance.name:
+            self._failed(self._instances[owner], request_id, now)
             self._metrics.moved(self._cluster, macro, instance.name)
+
+    def _judge(self, instance: Instance, done: session_pb2.Finished, now: float) -> None:
+        """What the end of a request says of its instance."""
+        if done.status == CLIENT_GONE:
+            instance.breaker.forget(done.id)
+        elif done.broken or done.status >= 500:
+            self._failed(instance, done.id, now)
+        else:
+            instance.breaker.succeeded(done.id)
 
     def _finished(self, instance: Instance, done: session_pb2.Finished, macro: str) -> None:
         call = self._in_flight.pop(done.id, None)

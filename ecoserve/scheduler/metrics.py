@@ -80,11 +80,14 @@ class Metrics:
         self._sheds = counter(
             "ecoserve_sheds", "Requests turned away with 429", ("cluster", "macro_instance")
         )
+        self._opened = counter(
+            "ecoserve_breaker_opened", "Times that an instance was left alone", BY_INSTANCE
+        )
         self._routes: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
         self._picks: dict[str, Histogram] = {}
         self._by_instance = (
             self._ttft, self._tpot, self._wait, self._requests, self._violations, self._routed,
-            self._late, self._moved, self._hit, self._asked, self._expected,
+            self._late, self._moved, self._hit, self._asked, self._expected, self._opened,
         )  # fmt: skip
 
     def declare(self, cluster: str, macro: str, instances: Iterable[str]) -> None:
@@ -130,6 +133,10 @@ class Metrics:
     def moved(self, cluster: str, macro: str, instance: str) -> None:
         """A request that was routed elsewhere has arrived at this instance."""
         self._moved.labels(cluster, macro, instance).inc()
+
+    def opened(self, cluster: str, macro: str, instance: str) -> None:
+        """The circuit breaker of an instance opened."""
+        self._opened.labels(cluster, macro, instance).inc()
 
     def picked(self, cluster: str, seconds: float) -> None:
         """The picker has decided, or decided that the request waits."""
