@@ -68,20 +68,23 @@ class Objects:
                 continue
             self._store.put(kind, answer)
             applied[kind, name] = (digest, _state(answer))
+        cluster = self._store.cluster(key)
+        owner = cluster["metadata"]["uid"] if cluster is not None else ""
         for kind in self.kinds:
             for item in self._store.of(kind, key):
                 name = item["metadata"]["name"]
-                if (kind, name) not in names and _ours(item, key):
+                if (kind, name) not in names and _is_of(item, owner):
                     await self._api.delete(kind, key[0], name, item["metadata"]["uid"])
                     self._store.drop(kind, item)
         return problems
 
 
-def _ours(item: Json, key: Key) -> bool:
+def _is_of(item: Json, owner: str) -> bool:
+    """Whether it belongs to this very cluster; the garbage collector takes what was another's."""
     metadata = item["metadata"]
     return "deletionTimestamp" not in metadata and any(
-        owner["kind"] == "EcoServeCluster" and owner["name"] == key[1] and owner.get("controller")
-        for owner in metadata.get("ownerReferences", ())
+        reference["uid"] == owner and reference.get("controller")
+        for reference in metadata.get("ownerReferences", ())
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from ecoserve_operator.cluster_api import CLUSTERS, LEASES, MACROS, PODS
 from ecoserve_operator.objects import KINDS
+from ecoserve_operator.store import selector_of
 
 from tests.operator.control_world import until
 from tests.operator.kube_api import ApiServer
@@ -56,8 +57,8 @@ async def test_from_creation_to_deletion(esc: Operator) -> None:
 
     async def nothing() -> bool:
         kinds = (CLUSTERS, MACROS, PODS, *KINDS)
-        left = [i for k in kinds for i in (await esc.api.list_all(k, esc.namespace))[0]]
-        return not left and not esc.scheduler.clusters
+        found = [await esc.api.list_all(k, esc.namespace, selector_of(k)) for k in kinds]
+        return not any(items for items, _ in found) and not esc.scheduler.clusters
 
     await until(nothing, "something is left")
 

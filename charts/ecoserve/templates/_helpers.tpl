@@ -61,7 +61,7 @@ readOnlyRootFilesystem: true
 # Certificates of gateways and workers, and those that specs name.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [list, watch, create, patch, delete]
