@@ -4,6 +4,10 @@ A process of its own: ``python instant.py HTTP_PORT SCHEDULER_GRPC WORKERS RATE`
 on 127.1.0.i; each has a session with the scheduler (``-`` for none), in which it reports what it
 has served, RATE times a second or as seldom as it is told, beside as many made-up running decodes
 as a busy engine has.
+
+With a fifth argument, GAP seconds, answers are streams instead: as many tokens as the call's
+``max_tokens``, one every GAP seconds; a header ``x-worker`` tells the worker, and the reports name
+the streams that run.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length
     len(_STREAM),
     _STREAM,
 )
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+    b"x-worker: %s\r\n\r\n"
+)
 _WELL = b'{"status":"ok","data":[{"id":"m","object":"model"}],"object":"list"}'
 _OTHER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
     len(_WELL),
@@ -52,14 +60,17 @@ class Worker:
 
     def __init__(self) -> None:
         self.served: list[str] = []
+        self.streaming: set[str] = set()
         self.finished = 0
 
 
 class _Http(asyncio.Protocol):
     """HTTP/1.1 as far as gateways speak it: whole requests with a length, one after the other."""
 
-    def __init__(self, workers: dict[str, Worker]) -> None:
+    def __init__(self, workers: dict[str, Worker], gap: float) -> None:
         self._workers = workers
+        self._gap = gap
+        self._timer: asyncio.TimerHandle | None = None
         self._buffer = bytearray()
         self._missing = 0
         self._transport: asyncio.Transport
@@ -81,17 +92,52 @@ class _Http(asyncio.Protocol):
                 self._missing = end + 3 + length
                 return
             self._missing = 0
+            body = bytes(self._buffer[end + 4 : end + 4 + length])
             del self._buffer[: end + 4 + length]
+            if self._gap and head.startswith(b"POST"):
+                self._begin_stream(head, _number(body, b'"max_tokens":'))
+                continue
             self._transport.write(_ANSWER if head.startswith(b"POST") else _OTHER)
             start = head.find(_ID)
             if start >= 0 and self._worker is not None:
                 start += len(_ID)
                 self._worker.served.append(head[start : head.index(b"\r", start)].decode())
 
+    def _begin_stream(self, head: bytes, tokens: int) -> None:
+        host = self._transport.get_extra_info("sockname")[0]
+        self._transport.write(_STREAM_HEAD % host.encode())
+        start = head.find(_ID)
+        name = head[start + len(_ID) :].partition(b"\r")[0].decode() if start >= 0 else ""
+        if self._worker is not None:
+            self._worker.streaming.add(name)
+        self._token(name, tokens)
+
+    def _token(self, name: str, left: int) -> None:
+        if left > 0:
+            self._transport.write(_chunk(_EVENTS[: len(_EVENTS) // _TOKENS]))
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._gap, self._token, name, left - 1)
+            return
+        self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        if self._worker is not None:
+            self._worker.streaming.discard(name)
+            self._worker.served.append(name)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
 
 def _number(head: bytes, name: bytes) -> int:
     start = head.find(name)
-    return int(head[start + len(name) : head.index(b"\r", start + 2)]) if start >= 0 else 0
+    if start < 0:
+        return 0
+    digits = head[start + len(name) :].lstrip()
+    return int(digits[: len(digits) - len(digits.lstrip(b"0123456789"))])
 
 
 async def _session(
@@ -150,7 +196,7 @@ async def _session(
                 session_pb2.WorkerMessage(
                     report=session_pb2.Report(
                         number=count, phase="prefill", kv_free_tokens=2_000_000, batch_limit=256,
-                        running=running, finished=finished, use=0.5,
+                        running=[*running, *_decodes(worker)], finished=finished, use=0.5,
                         step=session_pb2.Step(kind="decode", estimated_s=5e-3, elapsed_s=1e-3),
                     )
                 )
@@ -168,10 +214,17 @@ async def _session(
     reporting.cancel()
 
 
-async def main(port: int, scheduler: str, count: int, rate: float) -> None:
+def _decodes(worker: Worker) -> list[session_pb2.Decode]:
+    return [
+        session_pb2.Decode(id=name, context=250, generated=4, slack_s=3.0, tpot_s=0.5)
+        for name in worker.streaming
+    ]
+
+
+async def main(port: int, scheduler: str, count: int, rate: float, gap: float = 0.0) -> None:
     workers = {address(i): Worker() for i in range(count)}
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Http(workers), "0.0.0.0", port, backlog=1024)
+    server = await loop.create_server(lambda: _Http(workers, gap), "0.0.0.0", port, backlog=1024)
     async with server, contextlib.AsyncExitStack() as stack:
         if scheduler != "-":
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(scheduler))
@@ -183,5 +236,5 @@ async def main(port: int, scheduler: str, count: int, rate: float) -> None:
 
 
 if __name__ == "__main__":
-    _port, _scheduler, _count, _rate = sys.argv[1:]
-    uvloop.run(main(int(_port), _scheduler, int(_count), float(_rate)))
+    _port, _scheduler, _count, *_rates = sys.argv[1:]
+    uvloop.run(main(int(_port), _scheduler, int(_count), *map(float, _rates)))
