@@ -80,7 +80,7 @@ class Operator:
     # -- the user ---------------------------------------------------------------------------------
 
     async def create(self, **spec: Any) -> None:
-        body = resources.example(macro=MACRO, **spec)
+        body = resources.example(**({"macro": MACRO} | spec))
         body["metadata"] = {"name": self.cluster_name, "namespace": self.namespace}
         body["spec"].setdefault("device", {"type": "cpu"})
         await self.api.create(CLUSTERS, body)

@@ -151,3 +151,43 @@ async def test_it_scales_by_what_prometheus_says_and_never_without(
     await world.start()
     await reason(late, "PrometheusUnavailable")
     assert len((await status(late))["scaling"]) == 1
+
+
+async def test_a_load_that_rises_and_falls(world: Operator, tmp_path: Path) -> None:
+    """8 to 16 instances and back by recorded series, N_l 6, N_u 11: split, merged, none
+    restarted."""
+    urls = []
+    for name, use in (("busy", 0.95), ("calm", 0.1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        history = History()
+        Load(count=16, use=level(use)).write(history, f"{world.namespace}/demo")
+        history.write(folder)
+        urls.append(folder)
+    scaling: Json = {"enabled": True, "interval": "5s", "expand": {"cooldown": "0s"}}
+    scaling["expand"] |= {"startingFor": "0s"}
+    scaling["contract"] = {"cooldown": "0s", "maxStep": 8}
+    with prometheus(urls[0]) as url:
+        await world.create(
+            replicas=8,
+            minReplicas=8,
+            maxReplicas=16,
+            macro={"lower": 6, "upper": 11, "mergeCooldown": "0s"},
+            autoscaling=scaling | {"prometheus": url},
+        )
+        await world.settle(10, 6)
+        grown = await world.uids()
+        messages = [step["reason"] for step in (await status(world))["scaling"]]
+        assert len(messages) == 2
+        assert all("use stayed above 85 % for 5 min (95 % at least)" in m for m in messages)
+        await reason(world, "AtMaximum")
+        assert "Split" in await told(world)
+    await reason(world, "PrometheusUnavailable")
+    with prometheus(urls[1]) as url:
+        await world.change(autoscaling={"prometheus": url})
+        await world.settle(8)
+        assert "from 16 to 8 instances: use stayed below 40 %" in (await told(world))["Contracted"]
+        assert "Merged" in await told(world)
+        await reason(world, "AtMinimum")
+    left = await world.uids()
+    assert left.items() <= grown.items(), "what is left was never restarted"
