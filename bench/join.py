@@ -2,49 +2,78 @@
 
 Under a steady Poisson load one worker is killed; the launcher restarts it, it is warmed and its
 share rises. TTFTs are compared over three spans: before the kill, without the worker, and in the
---span seconds from its acceptance on.
+--span seconds from its acceptance on. With --cold it is not warmed and gets its full share at once,
+for comparison; --plot draws the TTFTs about the moment of joining from the files of such runs.
 
-    python bench/join.py --scheduler http://127.0.0.1:PORT --kill worker-1 --rate 1
+    python bench/join.py --scheduler http://127.0.0.1:PORT --out warm.json
+    python bench/join.py --scheduler http://127.0.0.1:PORT --out cold.json --cold
+    python bench/join.py --plot join.png warm.json cold.json
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import grpc
+import matplotlib.pyplot as plt
 import numpy as np
 import psutil
-from endpoint import arguments, instances, only_cluster, poisson
+from endpoint import arguments, get, instances, only_cluster, poisson
 
 from ecoserve.bench.load import Call, chat, percentile, play, words
+from ecoserve.proto.v1 import admin_pb2
+from ecoserve.proto.v1.admin_pb2_grpc import AdminStub
 
 SYSTEM = words(160, 7)
 
 
-def front_end(name: str) -> int:
-    """PID of the worker's front end; raises ``SystemExit`` when there is none."""
+def front_end(name: str) -> psutil.Process:
+    """The worker's front end; raises ``SystemExit`` when there is none."""
     for process in psutil.process_iter(["pid", "cmdline"]):
         line = process.info["cmdline"] or []
         if "ecoserve_worker" in line and name in line:
-            return int(process.info["pid"])
+            return process
     raise SystemExit(f"no worker {name} runs here")
 
 
-async def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--kill", default="worker-1")
-    parser.add_argument("--rate", type=float, default=1.0)
-    parser.add_argument("--before", type=float, default=40.0, help="seconds before the kill")
-    parser.add_argument("--span", type=float, default=40.0, help="seconds after it is back")
-    parser.add_argument("--longest", type=float, default=180.0, help="seconds of the whole run")
-    parser.add_argument("--output", type=int, default=32)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+async def declare_cold(options: Any) -> None:
+    """Declares the cluster anew, as it is but for the way in which instances join."""
+    line = front_end(options.kill).cmdline()
+    async with grpc.aio.insecure_channel(line[line.index("--scheduler") + 1]) as channel:
+        admin = AdminStub(channel)
+        (name,) = (await get(f"{options.scheduler}/state"))["clusters"]
+        state = await admin.Get(admin_pb2.GetRequest(name=name))
+        state.cluster.cold_joins = options.cold
+        await admin.Apply(admin_pb2.ApplyRequest(cluster=state.cluster))
+
+
+def plot(picture: Path, files: list[Path]) -> None:
+    """TTFT of each call over the seconds since the instance joined, a line of medians for each."""
+    figure, axes = plt.subplots(figsize=(8, 4))
+    for file in files:
+        found = json.loads(file.read_text())
+        after, ttft = np.array(found["calls"]).T
+        name = "neither warmed nor ramped" if found["cold"] else "warmed, share ramps"
+        points = axes.scatter(after, ttft, s=8, alpha=0.6)
+        bins = np.arange(-40, 60, 5)
+        middles = [np.median(ttft[(after >= b) & (after < b + 5)] or [np.nan]) for b in bins]
+        axes.plot(bins + 2.5, middles, color=points.get_facecolor()[0], label=name)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set(
+        xlabel="seconds since the instance joined", ylabel="TTFT, s", xlim=(-40, 60), ylim=(0, None)
+    )
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+
+
+async def main(options: Any) -> None:
+    await declare_cold(options)
     cluster = await only_cluster(options.scheduler)
     rng = np.random.default_rng(5)
     calls = [
@@ -65,7 +94,7 @@ async def main() -> None:
     async def disturb(start: float) -> None:
         await asyncio.sleep(options.before)
         old = await find(options)
-        os.kill(front_end(options.kill), signal.SIGKILL)
+        front_end(options.kill).kill()
         events["killed"] = time.monotonic() - start
         while True:
             now = await find(options)
@@ -89,7 +118,9 @@ async def main() -> None:
         "killed_s": round(events["killed"], 1),
         "accepted_s": round(joined, 1),
         "full_share_s": round(next((t for t, w in weights if w >= 1), float("nan")) - joined, 1),
-        "failed": sum(not o.ok for o in outcomes),
+        "cold": options.cold,
+        "failed_at_s": [round(o.call.due - joined, 1) for o in outcomes if not o.ok],
+        "calls": [[round(o.call.due - joined, 2), round(o.ttft, 3)] for o in outcomes if o.ok],
     }
     for name, (low, high) in spans.items():
         ttft = [o.ttft for o in outcomes if o.ok and low <= o.call.due < high]
@@ -97,7 +128,7 @@ async def main() -> None:
             "calls": len(ttft),
             **{f"ttft_p{q}": round(percentile(ttft, q), 3) for q in (50, 90, 100)},
         }
-    print(json.dumps(found, indent=2))
+    print(json.dumps({k: v for k, v in found.items() if k != "calls"}, indent=2))
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
@@ -109,4 +140,17 @@ async def find(options: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if "--plot" in sys.argv:
+        _, _, _picture, *_files = sys.argv
+        plot(Path(_picture), [Path(file) for file in _files])
+        sys.exit()
+    parser = arguments(__doc__)
+    parser.add_argument("--kill", default="worker-1")
+    parser.add_argument("--rate", type=float, default=1.0)
+    parser.add_argument("--before", type=float, default=40.0, help="seconds before the kill")
+    parser.add_argument("--span", type=float, default=40.0, help="seconds after it is back")
+    parser.add_argument("--longest", type=float, default=180.0, help="seconds of the whole run")
+    parser.add_argument("--output", type=int, default=32)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--cold", action="store_true", help="no warm-up and no ramp")
+    asyncio.run(main(parser.parse_args()))

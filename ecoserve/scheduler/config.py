@@ -58,6 +58,7 @@ class ClusterSpec(BaseModel):
     late_wait_s: float = Field(default=LATE_WAIT_S, gt=0, allow_inf_nan=False)
     macro_instances: tuple[Macro, ...] = ()
     ramp_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    cold_joins: bool = False
     debug: bool = False
     drain_timeout_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     mtls: MutualTls | None = None
@@ -112,6 +113,7 @@ def from_proto(message: admin_pb2.Cluster) -> ClusterSpec:
         if value:
             fields[name] = value
     fields["debug"] = message.debug
+    fields["cold_joins"] = message.cold_joins
     if message.HasField("mtls"):
         mtls = message.mtls
         fields["mtls"] = {"gateway": mtls.gateway, "worker": mtls.worker, "ca": mtls.ca}
@@ -142,6 +144,7 @@ def to_proto(spec: ClusterSpec) -> admin_pb2.Cluster:
         ramp_s=spec.ramp_s,
         debug=spec.debug,
         drain_timeout_s=spec.drain_timeout_s,
+        cold_joins=spec.cold_joins,
     )
     if spec.slo:
         message.slo.CopyFrom(session_pb2.SLO(ttft_s=spec.slo.ttft_s, tpot_s=spec.slo.tpot_s))

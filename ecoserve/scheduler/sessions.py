@@ -218,7 +218,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             # the scheduler alone, all come at about the same time and nobody has the rest.
             now = self._store.clock()
             joins = any(now - other.accepted_at > TOGETHER_S for other in cluster.routable())
-            instance.accept(now, cluster.spec.ramp_s if joins else 0.0)
+            ramps = joins and not cluster.spec.cold_joins
+            instance.accept(now, cluster.spec.ramp_s if ramps else 0.0)
         instance.refused = ""
         if not link.accepted_told:
             link.accepted_told = True
@@ -274,7 +275,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
     def _warm(self, link: Link, cluster: Cluster, instance: Instance) -> None:
         if link.warming is not None:
             return
-        heads = cluster.heads.most_frequent()
+        heads = [] if cluster.spec.cold_joins else cluster.heads.most_frequent()
         if not heads:
             link.is_warm = True
             return

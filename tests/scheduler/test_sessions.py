@@ -167,6 +167,21 @@ async def test_warm_prompts_are_the_frequent_heads_and_acceptance_waits_for_them
     await joining.ready()
 
 
+async def test_cold_joins_are_neither_warmed_nor_ramped(rig) -> None:
+    store = rig.server.store
+    await rig.ready("a", ramp_s=1000.0)
+    for _ in range(4):
+        await rig.gateway.call(
+            {"model": "m", "messages": [{"role": "system", "content": "s" * 600}]}
+        )
+    begun = store.clock
+    store.clock = lambda: begun() + 60.0
+    await rig.apply(cluster("a", "b", ramp_s=1000.0, cold_joins=True))
+    joining = await rig.worker("b").ready()
+    assert not any(c.HasField("warm") for c in joining.commands)
+    assert store.clusters["c"].instances["b"].weight(store.clock()) == 1.0
+
+
 async def test_warming_ends_after_a_bounded_time(rigs) -> None:
     rig = await rigs(warm_s=0.05)
     await rig.ready("a")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Cluster(_message.Message):
-    __slots__ = ("name", "model", "slo", "policy", "policy_settings", "late", "queue_limit", "late_wait_s", "macro_instances", "ramp_s", "debug", "drain_timeout_s", "mtls")
+    __slots__ = ("name", "model", "slo", "policy", "policy_settings", "late", "queue_limit", "late_wait_s", "macro_instances", "ramp_s", "debug", "drain_timeout_s", "mtls", "cold_joins")
     class PolicySettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Cluster(_message.Message):
     DEBUG_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     MTLS_FIELD_NUMBER: _ClassVar[int]
+    COLD_JOINS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     slo: _session_pb2.SLO
@@ -42,7 +43,8 @@ class Cluster(_message.Message):
     debug: bool
     drain_timeout_s: float
     mtls: MutualTls
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., slo: _Optional[_Union[_session_pb2.SLO, _Mapping]] = ..., policy: _Optional[str] = ..., policy_settings: _Optional[_Mapping[str, float]] = ..., late: _Optional[str] = ..., queue_limit: _Optional[int] = ..., late_wait_s: _Optional[float] = ..., macro_instances: _Optional[_Iterable[_Union[MacroInstance, _Mapping]]] = ..., ramp_s: _Optional[float] = ..., debug: _Optional[bool] = ..., drain_timeout_s: _Optional[float] = ..., mtls: _Optional[_Union[MutualTls, _Mapping]] = ...) -> None: ...
+    cold_joins: bool
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., slo: _Optional[_Union[_session_pb2.SLO, _Mapping]] = ..., policy: _Optional[str] = ..., policy_settings: _Optional[_Mapping[str, float]] = ..., late: _Optional[str] = ..., queue_limit: _Optional[int] = ..., late_wait_s: _Optional[float] = ..., macro_instances: _Optional[_Iterable[_Union[MacroInstance, _Mapping]]] = ..., ramp_s: _Optional[float] = ..., debug: _Optional[bool] = ..., drain_timeout_s: _Optional[float] = ..., mtls: _Optional[_Union[MutualTls, _Mapping]] = ..., cold_joins: _Optional[bool] = ...) -> None: ...
 
 class MutualTls(_message.Message):
     __slots__ = ("gateway", "worker", "ca")
