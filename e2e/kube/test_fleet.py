@@ -126,6 +126,9 @@ def test_a_fleet_at_rest_costs_nothing(
         kube.ctl("-n", namespace, "scale", "esc/fleet-7", f"--replicas={INSTANCES + 1}")
         until(lambda: kube.get("pod", f"fleet-7-{INSTANCES}", namespace), "no new instance")
         reacted = time.monotonic() - at
+        # While there is somebody to end their Pods.
+        kube.ctl("-n", namespace, "delete", "esc", "--all", "--timeout=10m", seconds=660)
+        until(lambda: not kube.items("pods", namespace), "Pods outlive their clusters", 600)
 
     name = "ecoserve_controller_reconcile_seconds"
     making = since(empty, made)

@@ -28,9 +28,10 @@ def placement(kube: Kube) -> Iterator[Json]:
 
 @pytest.fixture
 async def l20(
-    kube: Kube, release: Release, namespace: str, placement: Json
+    kube: Kube, release: Release, placement: Json, namespace: str
 ) -> AsyncIterator[dict[str, Any]]:
-    """The example for L20 with its model's volume, and workers who are played."""
+    """The example for L20 with its model, and workers who are played. The nodes go last, or
+    nobody would end their Pods."""
     claim: Json = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
     claim |= {"resources": {"requests": {"storage": "1Gi"}}}
     volume = {
@@ -71,7 +72,7 @@ async def scale(kube: Kube, namespace: str, replicas: int) -> None:
     )
 
 
-async def test_sixteen_instances_two_a_node(kube: Kube, namespace: str, l20: Json) -> None:
+async def test_sixteen_instances_two_a_node(kube: Kube, l20: Json, namespace: str) -> None:
     l20["spec"]["replicas"] = 16
     await asyncio.to_thread(kube.apply, l20)
     pods = await asyncio.to_thread(settle, kube, namespace, NAME, 6, 6, 4)
@@ -81,7 +82,7 @@ async def test_sixteen_instances_two_a_node(kube: Kube, namespace: str, l20: Jso
     assert sorted(Counter(pod["spec"]["nodeName"] for pod in pods).values()) == [2] * 8
 
 
-async def test_scaling_replaces_nothing(kube: Kube, namespace: str, l20: Json) -> None:
+async def test_scaling_replaces_nothing(kube: Kube, l20: Json, namespace: str) -> None:
     l20["spec"]["replicas"] = 2
     await asyncio.to_thread(kube.apply, l20)
     before = identity(await asyncio.to_thread(settle, kube, namespace, NAME, 2))
