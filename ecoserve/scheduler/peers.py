@@ -38,9 +38,10 @@ def refusal(context: Context, spec: ClusterSpec, role: Role) -> str | None:
 
 
 def is_local(context: Context) -> bool:
-    """Whether a call comes from this machine (in Kubernetes: this Pod)."""
+    """Whether a call comes from this machine (in Kubernetes: this Pod). The rest of 127.0.0.0/8 is
+    where proxies beside a process pass on what comes from elsewhere."""
     peer: str = context.peer()
-    return peer.startswith(("ipv4:127.", "ipv6:[::1]:", "ipv6:%5B::1%5D:", "unix:"))
+    return peer.startswith(("ipv4:127.0.0.1:", "ipv6:[::1]:", "ipv6:%5B::1%5D:", "unix:"))
 
 
 @lru_cache(maxsize=4096)

@@ -89,12 +89,15 @@ class Issuer:
     async def _wanted(self, cluster: EcoServeCluster, state: Authorities) -> Wanted:
         spec = cluster.spec.mtls
         names: dict[Role, str] = {role: common.identity_of(cluster, role) for role in ROLES}
+        secrets: dict[Role, str | None] = {
+            "gateway": spec.gateway_secret,
+            "worker": spec.worker_secret,
+        }
         given: dict[Role, Pair] = {}
         bundles = []
-        for role, secret in (("gateway", spec.gateway_secret), ("worker", spec.worker_secret)):
+        for role, secret in secrets.items():
             if secret is not None:
-                role_: Role = "gateway" if role == "gateway" else "worker"
-                given[role_], bundle = await self._given(cluster, role_, secret)
+                given[role], bundle = await self._given(cluster, role, secret)
                 bundles.append(bundle)
 
         def current(role: Role, pair: Pair) -> bool:

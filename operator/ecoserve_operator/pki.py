@@ -168,7 +168,12 @@ def check(pair: Pair, roots: str, role: Role, name: str, now: float) -> None:
     """Raises ``BadCertificate`` unless ``pair`` proves its holder, to who trusts ``roots``, to be
     ``name`` in all that ``role`` does, now."""
     leaf, *between = certificates(pair.certificate)
-    anchors = certificates(roots)
+    trusted = certificates(roots)
+    # Where TLS libraries look for an end of the chain.
+    anchors = [c for c in trusted if c.issuer == c.subject]
+    between += [c for c in trusted if c.issuer != c.subject]
+    if not anchors:
+        raise BadCertificate("ca.crt must hold a root, which has signed itself")
     _check_key(pair, leaf)
     moment = datetime.fromtimestamp(now, UTC)
     if moment < leaf.not_valid_before_utc:

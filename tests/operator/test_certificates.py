@@ -108,6 +108,8 @@ def test_an_authority_below_another() -> None:
     issued = issue(below)
     assert len(pki.certificates(issued.certificate)) == 2
     pki.check(issued, root, "worker", NAMES["worker"], NOW)
+    with pytest.raises(BadCertificate, match=r"ca\.crt must hold a root"):
+        pki.check(issued, pair.certificate, "worker", NAMES["worker"], NOW)
     with pytest.raises(BadCertificate, match="CA:TRUE"):
         pki.given_authority(issue(CA), CA.roots)
 
