@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -165,7 +165,7 @@ class SecureWorld:
         self.secrets = {role: Secret(directory / role) for role in NAMES}
         self.give(signer)
         self.directory = directory
-        self.workers: list[PlayedWorker] = []
+        self.workers: list[Any] = []
         self.server = Server(
             grpc_address="127.0.0.1:0",
             http_address="127.0.0.1:0",
@@ -181,15 +181,17 @@ class SecureWorld:
     async def start(self, count: int) -> None:
         await self.server.start()
         await until("TLS is served", lambda: self.server.tls_port)
+        folder, port = self.secrets["worker"].folder, self.server.tls_port
+        await self.connect([PlayedWorker(f"demo-{i}", folder, port) for i in range(count)])
+
+    async def connect(self, workers: Sequence[Any], limit_s: float = 60.0) -> None:
+        """Starts workers and a gateway, and waits until the one takes the others for healthy."""
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.grpc_port}")
         self.admin = admin_pb2_grpc.AdminStub(self._channel)
-        names = [f"demo-{i}" for i in range(count)]
+        self.workers = [*workers]
         await self.declare(self.signer.roots)
-        for name in names:
-            worker = PlayedWorker(name, self.secrets["worker"].folder, self.server.tls_port)
-            self.workers.append(worker)
+        for worker in workers:
             await worker.start()
-        await self.declare(self.signer.roots)
         folder = self.directory / "sds"
         folder.mkdir()
         for name, text in gateway.mtls_files(str(self.secrets["gateway"].folder)).items():
@@ -210,7 +212,7 @@ class SecureWorld:
             found = await self.envoy.hosts()
             return set(found) == {w.address for w in self.workers} and all(found.values())
 
-        await until("the workers are healthy", lambda: _quiet(served))
+        await until("the workers are healthy", lambda: _quiet(served), limit_s=limit_s)
 
     async def declare(self, ca: str) -> None:
         await self.admin.Apply(declared(ca, *(w._name for w in self.workers)))
