@@ -239,7 +239,9 @@ async def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.75, 1.5], help="calls a second")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[0.75, 1.5], help="calls a second"
+    )
     parser.add_argument("--calls", type=int, default=100, help="of the trace, at each rate")
     parser.add_argument("--alone", type=int, default=10, help="calls one by one")
     parser.add_argument("--cores", type=float, default=0.75, help="quota of each worker")
