@@ -83,7 +83,7 @@ def kill(kube: Kube, release: Release, victim: str) -> None:
         release.ready()
         return
     # Nothing but what it handles reaches the first process of a container from within.
-    kube.ctl(*where, "exec", name, "-c", victim, "--", "kill", "1")
+    kube.ctl(*where, "exec", name, "-c", victim, "--", "sh", "-c", "kill 1")
     until(lambda: restarts(release.pod()) > restarts(before), f"no new {victim}")
 
 
@@ -111,7 +111,8 @@ def test_the_api_server_is_away(
     assert before.items() <= after.items()
 
     # It is gone: connections break, new ones are refused.
-    kube.ctl("-n", release.namespace, "delete", "pod", "api-proxy", "--force", "--grace-period=0")
+    kube.ctl(*proxy, "sh", "-c", "kill -KILL $(cat /tmp/pid)", check=False)
+    kube.ctl("-n", release.namespace, "delete", "pod", "api-proxy")
     renewed = lease(kube, release)
     gone = sorted(after)[0]
     kube.ctl("-n", namespace, "delete", "pod", gone, "--wait=false")
