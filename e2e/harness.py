@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from ecoserve.local.machine import free_ports
 
 NAME = "SmolLM2-135M-Instruct"
 
@@ -72,6 +77,29 @@ class Running:
         local = self.state().get("clusters", {}).get("local", {})
         macros = local.get("macro_instances", {})
         return {i["name"]: i for macro in macros.values() for i in macro["instances"]}
+
+
+@contextmanager
+def started(run_dir: Path, *options: str) -> Iterator[Running]:
+    """An `ecoserve up` of its own behind a free port, in debug mode, that has come up."""
+    port = free_ports(1)[0]
+    command = [sys.executable, "-m", "ecoserve", "up", "--port", str(port), "--logs"]
+    command += ["--debug_mode", "--run-dir", str(run_dir), *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    running = Running(process, port)
+    reader = threading.Thread(target=running.read, daemon=True)
+    reader.start()
+    try:
+        until(lambda: any("Ctrl-C stops" in li for li in running.lines) or process.poll(), 300)
+        assert process.poll() is None, "\n".join(running.lines)
+        yield running
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(120)
+        reader.join(10)
 
 
 def until(what: Callable[[], object], seconds: float = 120) -> None:
