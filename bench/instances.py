@@ -64,7 +64,7 @@ class World:
             self.instances.append(instance)
         self.running = [
             session_pb2.Decode(
-                id=f"eco-{i:016x}", context=400, generated=20, slack_s=3.0, tpot_s=0.5
+                id=f"eco-f{i:015x}", context=400, generated=20, slack_s=3.0, tpot_s=0.5
             )
             for i in range(16)
         ]

@@ -59,6 +59,8 @@ class Cluster:
         # Of each instance that is routed to, the load that ``_loads`` counts it with.
         self._counted: dict[str, int] = {}
         self._loads: dict[str, int] = {}
+        # What is routed to, and where conversations belong, until an instance comes or goes.
+        self._able: dict[str, list[Instance]] = {}
         self._places: balance.Places | None = None
         self.apply(spec, now)
 
@@ -88,6 +90,7 @@ class Cluster:
         }
         self._counted.clear()
         self._loads = dict.fromkeys(self._homes, 0)
+        self._able.clear()
         self._places = None
         for home in self._homes.values():
             for instance in home:
@@ -161,8 +164,12 @@ class Cluster:
 
     def routable(self, macro: str | None = None) -> list[Instance]:
         """Instances that may be given work, of one macro instance or of all, in their order."""
-        homes = self._homes.values() if macro is None else (self._homes[macro],)
-        return [instance for home in homes for instance in home if instance.routable]
+        if macro is None:
+            return [instance for home in self._homes for instance in self.routable(home)]
+        able = self._able.get(macro)
+        if able is None:
+            able = self._able[macro] = [i for i in self._homes[macro] if i.routable]
+        return able
 
     def _touched(self, instance: Instance) -> None:
         """Keeps the loads of the macro instances as their instances change, so that a pick need not
@@ -171,16 +178,15 @@ class Cluster:
         if home is None:
             return
         before = self._counted.get(instance.name)
-        if not instance.routable:
-            if before is not None:
-                self._loads[home] -= self._counted.pop(instance.name)
-                self._places = None
-            return
-        after = instance.load
-        if before is None:
+        routable = instance.routable
+        if routable != (before is not None):
+            self._able.pop(home, None)
             self._places = None
-        self._loads[home] += after - (before or 0)
-        self._counted[instance.name] = after
+        if routable:
+            after = self._counted[instance.name] = instance.load
+            self._loads[home] += after - (before or 0)
+        elif before is not None:
+            self._loads[home] -= self._counted.pop(instance.name)
 
     # -- reports --------------------------------------------------------------------------------
 
@@ -388,7 +394,7 @@ class Cluster:
         if len(self.macros) == 1 and permitted is None:
             # Nothing to choose, as in most clusters.
             (only,) = self.macros
-            return only if any(i.routable for i in self._homes[only]) else None
+            return only if self.routable(only) else None
         places = self._places
         if permitted is not None:
             places = balance.Places(
