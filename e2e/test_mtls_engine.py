@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ecoserve.local.model import default_cache_dir
+from ecoserve.local.engine import inspect_model, plan
+from ecoserve.local.machine import inspect
+from ecoserve.local.model import ENGINE_ARGUMENTS, default_cache_dir
 from tests.gateway.secure_world import GATEWAY, SecureWorld, authority, files
 from tests.gateway.world import free_port, until
 
@@ -25,13 +27,16 @@ QUESTION = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
 }
-START_S = 240.0
+START_S = 900.0
 
 
 class EngineWorker:
     """A worker's process, in the place of a played one."""
 
     def __init__(self, name: str, folder: Path, scheduler_port: int, model: Path) -> None:
+        # One of two on this machine, as `ecoserve up` starts them, so that it is calibrated once.
+        engine = plan(inspect(), inspect_model(model, MODEL, ENGINE_ARGUMENTS), 2, ())
+        self._environment = engine.environments[0]
         self._name = name
         port, self.health_port = free_port(), free_port()
         self.address = f"127.0.0.1:{port}"
@@ -45,17 +50,11 @@ class EngineWorker:
             *("--health-port", str(self.health_port)),
             *("--state-dir", str(default_cache_dir() / "calibration")),
             *("--tls-files", str(folder), "--tls-gateway", GATEWAY, "--drain-timeout", "5"),
-            *("--", "--model", str(model), "--served-model-name", MODEL),
-            *("--max-model-len", "1024", "--enforce-eager", "--dtype", "bfloat16"),
+            *("--", *engine.arguments),
         ]
 
     async def start(self) -> None:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "2",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-        }
+        environment = {**os.environ, **self._environment}
         with self.log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -98,7 +97,7 @@ async def test_a_real_engine_rotates_in_the_middle_of_a_stream(
                     await stranger.get(f"{scheme}://{worker.address}/v1/models")
 
         # A stream runs while everything is replaced.
-        body = QUESTION | {"stream": True, "max_tokens": 400, "ignore_eos": True}
+        body = QUESTION | {"stream": True, "max_tokens": 100, "ignore_eos": True}
         stream = asyncio.create_task(it.envoy.ask(json=body))
         before = await _serial(it, worker)
         it.give(it.signer)
@@ -113,7 +112,8 @@ async def test_a_real_engine_rotates_in_the_middle_of_a_stream(
         assert lines[-1] == "data: [DONE]"
         events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
         assert not any("error" in event for event in events)
-        await until("the session has moved", lambda: "read again" in worker.log.read_text(), 60)
+        moved = [it.serial("worker")]
+        await until("the session has moved", lambda: it.session_serials() == moved, 60)
         assert it.states() == {"demo-0": "accepted"}
     finally:
         await it.stop()

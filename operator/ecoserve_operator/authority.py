@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ecoserve import tls
-from ecoserve_operator import pki
+from ecoserve_operator import certificates, pki
 from ecoserve_operator.certificates import SETTLE_S
 from ecoserve_operator.cluster_api import SECRETS, ApiError, ClusterApi, Json
 from ecoserve_operator.lease import NotHeld
 from ecoserve_operator.pki import BadCertificate
-from ecoserve_operator.store import Key
+from ecoserve_operator.store import Key, selector_of
 
 log = logging.getLogger("ecoserve.operator")
 
@@ -164,9 +164,28 @@ class Authority:
             raise BadCertificate(self.problem or "there is no certificate authority yet")
         return self._state
 
+    async def prepare(self, api: ClusterApi, namespaces: tuple[str | None, ...]) -> None:
+        """Provides the scheduler with what there is already. It only reads, so it need not wait for
+        the lease, which a controller that was killed seems to hold for a while."""
+        self._inherit()
+        now = float(int(self._clock()))
+        try:
+            secret = await api.get(SECRETS, self._namespace, self._name)
+            if secret is None or not secret.get("data"):
+                return
+            self._state = from_secret(secret, now)
+            found = [self._inherited[0]]
+            for namespace in namespaces:
+                items, _ = await api.list_all(SECRETS, namespace, selector_of(SECRETS))
+                found += [certificates.roots_of(item) for item in items]
+        except (ApiError, BadCertificate) as error:
+            log.warning("certificate authority: %s", error)
+            return
+        self._inherited = (pki.merge(*found), now)
+        self.provide()
+
     async def start(self, api: ClusterApi) -> None:
         """Has an authority, the first time; tries until it does or finds one that is of no use."""
-        self._inherit()
         delay = 0.25
         while True:
             try:

@@ -144,6 +144,14 @@ def read(secret: Json) -> tuple[Pair, str]:
     return Pair(certificate, private), roots
 
 
+def roots_of(secret: Json) -> str:
+    """The roots in a Secret; none if it makes no sense."""
+    try:
+        return read(secret)[1]
+    except BadCertificate:
+        return ""
+
+
 def data(held: Held, role: Role, scheduler_roots: str) -> dict[str, str]:
     """What is in a Secret; ``scheduler_roots`` are those who vouch for the scheduler."""
     pair = held.pairs[role]

@@ -88,6 +88,7 @@ class Controller:
 
     async def run(self) -> None:
         """Reconciles until cancelled."""
+        await self._authority.prepare(self._api, self._namespaces)
         await self._lease.held.wait()
         await self._authority.start(self._api)
         await self.look_up_all()

@@ -221,6 +221,17 @@ class SecureWorld:
         found = self.server.store.clusters[CLUSTER].instances.values()
         return {instance.name: instance.state for instance in found}
 
+    def serial(self, role: pki.Role) -> int:
+        """The number of the certificate that the role has now."""
+        text = (self.secrets[role].folder / tls.CERTIFICATE).read_text()
+        return pki.certificates(text)[0].serial_number
+
+    def session_serials(self) -> list[int]:
+        """The numbers of the certificates by which the workers' sessions were made."""
+        links = self.server._sessions._links.values()
+        shown = [link.context.auth_context()["x509_pem_cert"][0].decode() for link in links]
+        return [pki.certificates(text)[0].serial_number for text in shown]
+
     def channel(self, identity: dict[str, str] | None, *, plain: bool = False) -> grpc.aio.Channel:
         """To the scheduler, with the certificate of a Secret or none."""
         if plain:

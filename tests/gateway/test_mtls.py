@@ -211,10 +211,7 @@ async def keep_calling(it: SecureWorld, done: asyncio.Event) -> int:
 
 async def taken_over(it: SecureWorld) -> None:
     """Everyone has the certificates and authorities that the folders hold now."""
-    wanted = {
-        role: pki.certificates((secret.folder / "tls.crt").read_text())[0].serial_number
-        for role, secret in it.secrets.items()
-    }
+    wanted = {role: it.serial(role) for role in it.secrets}
     trusted = {
         c.serial_number
         for c in pki.certificates((it.secrets["gateway"].folder / "ca.crt").read_text())
@@ -235,17 +232,8 @@ async def taken_over(it: SecureWorld) -> None:
 
     await until("Envoy has connected to the scheduler with it", again)
 
-    def sessions() -> bool:
-        links = it.server._sessions._links.values()
-        serials = {
-            pki.certificates(link.context.auth_context()["x509_pem_cert"][0].decode())[
-                0
-            ].serial_number
-            for link in links
-        }
-        return len(links) == len(it.workers) and serials == {wanted["worker"]}
-
-    await until("the sessions have moved", sessions)
+    moved = [wanted["worker"]] * len(it.workers)
+    await until("the sessions have moved", lambda: it.session_serials() == moved)
     await until("all are accepted", lambda: set(it.states().values()) == {"accepted"})
     context = client_context(it, files_of(it, "gateway"))
     context.load_verify_locations(cadata=(it.secrets["gateway"].folder / "ca.crt").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ecoserve_operator import certificates, controller, issuer, pki
-from ecoserve_operator.authority import from_secret
+from ecoserve_operator.authority import Authority, from_secret
 from ecoserve_operator.cluster_api import CLUSTERS, SECRETS, Json
 from ecoserve_operator.pki import Role
 
@@ -79,6 +79,13 @@ async def test_made_renewed_and_made_again(
     (pod,) = await esc.pods()
     mounted = {v["name"]: v for v in pod["spec"]["volumes"]}["mtls"]["secret"]
     assert mounted["secretName"] == NAMES["worker"]
+    # Another controller need not wait for the lease to provide its scheduler.
+    other = Authority(esc.namespace, "ecoserve-operator-ca", "localhost", tmp_path / "other")
+    await other.prepare(esc.api, (esc.namespace,))
+    trusted = (tmp_path / "other" / tls.CA).read_text()
+    pki.check((await held(esc, "worker"))[0], trusted, "worker", dns(esc, "worker"), now)
+    shown = pki.Pair(*((tmp_path / "other" / n).read_text() for n in (tls.CERTIFICATE, tls.KEY)))
+    pki.check(shown, trusted, "scheduler", "localhost", now)
     told = esc.scheduler.clusters[f"{esc.namespace}/demo"].mtls
     assert (told.gateway, told.worker) == (dns(esc, "gateway"), dns(esc, "worker"))
     # The scheduler can show who it is, and trusts who comes.
