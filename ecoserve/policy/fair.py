@@ -78,11 +78,7 @@ class Shares:
         flow = self._flows[request.tenant]
         flow.waiting.remove(request.id)
         flow.late.add(request)
-        if flow.held_back_for == request.id:
-            # What others were made to wait for came to nothing; it is paid for all the same, or a
-            # tenant could shut all others out with what can never be served.
-            flow.held_back_for = None
-            flow.served += work(request)
+        self._pay(flow, request)
 
     def remove(self, request: Request) -> None:
         """A request waits no longer."""
@@ -91,6 +87,15 @@ class Shares:
         line.remove(request.id)
         if not len(flow):
             del self._busy[request.tenant]
+        self._pay(flow, request)
+
+    @staticmethod
+    def _pay(flow: Flow, request: Request) -> None:
+        """What others were made to wait for has come to nothing; it is paid for all the same, or a
+        tenant could shut all others out with what can never be served."""
+        if flow.held_back_for == request.id:
+            flow.held_back_for = None
+            flow.served += work(request)
 
     def serve(self, request: Request, instance: str) -> None:
         """A request that waits is given to an instance."""
@@ -98,6 +103,7 @@ class Shares:
         least = min(f.served for f in self._busy.values())
         self._virtual_time = max(self._virtual_time, least)
         flow.served += work(request, instance)
+        flow.held_back_for = None
         self.remove(request)
 
     def charge(self, tenant: str, tokens: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal import GPU
@@ -176,11 +177,12 @@ def test_one_that_was_given_more_is_not_served_late_at_the_others_cost() -> None
         assert isinstance(late, Shed if others else Routed)
 
 
-def test_what_can_never_be_served_shuts_nobody_out() -> None:
+@pytest.mark.parametrize("late", ["serve", "shed"])
+def test_what_can_never_be_served_shuts_nobody_out(late: str) -> None:
     # Each of the hog's prompts is pressed from the start, and only an idle instance could take it.
     slo = SLO(10.0, 0.1)
     prompt = next(n for n in range(1000, 40_000, 100) if GPU.prefill(n) > 0.6 * slo.ttft)
-    crowd = Crowd()
+    crowd = Crowd(late=late)
     served = 0
     for step in range(400):
         now = step / 10
