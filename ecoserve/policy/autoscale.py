@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ecoserve.policy.signals import NAMES, Contract, Expand, Known, Settings, Signals, Unknown
+from ecoserve.policy.signals import NAMES, Contract, Known, Settings, Signals, Unknown
 
 # --- what is decided ----------------------------------------------------------------------------
 
@@ -57,12 +57,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Trigger:
-    """Holds, by these words, stable ones and the figures; ``wanted`` instances would do."""
+    """Holds, by these words, stable ones and the figures; ``wanted`` instances would do.
+
+    ``lags``: it goes on holding until instances that start have taken their share."""
 
     cause: str
     what: str
     figure: str
     wanted: int
+    lags: bool = False
 
 
 def decide(
@@ -92,12 +95,19 @@ def decide(
         return Decision(count, after, "OutOfBounds", reason, unknown)
     if count == 0:
         return hold("NoInstance", "there is no instance, so there is nothing to measure")
-    up = max(_expansions(signals, count, settings), key=lambda t: t.wanted, default=None)
-    if up is not None:
+    ups = sorted(_expansions(signals, count, settings), key=lambda t: t.wanted, reverse=True)
+    if ups:
+        what = ups[0].what
         if count >= maximum:
-            return hold("AtMaximum", f"{up.what}; {maximum} instances are the most allowed")
-        if (why := _not_up(signals, count, settings.expand, history, now)) is not None:
-            return hold(why[0], f"{up.what}; {why[1]}")
+            return hold("AtMaximum", f"{what}; {maximum} instances are the most allowed")
+        since = now - max((s.at for s in history if s.after > s.before), default=-math.inf)
+        if since < settings.expand.cooldown:
+            cooldown = _span(settings.expand.cooldown)
+            return hold("Cooldown", f"{what}; the last step up was less than {cooldown} ago")
+        starting = _starting(signals, count) and since < settings.expand.starting
+        up = next((t for t in ups if not (t.lags and starting)), None)
+        if up is None:
+            return hold("Starting", f"{what}; instances of the last step up still start")
         after = min(up.wanted, count + settings.expand.max_step, maximum)
         return Decision(count, after, up.cause, f"{up.what} ({up.figure})", unknown)
     down = min(_contractions(signals, count, settings), key=lambda t: t.wanted, default=None)
@@ -144,6 +154,7 @@ def _expansions(signals: Signals, count: int, settings: Settings) -> Iterator[_T
             f"for {_span(bounds.violations_for)}",
             f"{_percent(violations.value)} at least",
             count + max(math.ceil(count * violations.value), 1),
+            lags=True,
         )
     if isinstance(use, Known) and isinstance(accepted, Known):
         # Instances that still start count as idle: they will take their share.
@@ -162,6 +173,7 @@ def _expansions(signals: Signals, count: int, settings: Settings) -> Iterator[_T
             f"for {_span(bounds.ttft_for)}",
             f"{_percent(ttft.value)} at least",
             count + 1,
+            lags=True,
         )
     if isinstance(waiting, Known) and waiting.value > bounds.waiting:
         yield _Trigger(
@@ -170,6 +182,7 @@ def _expansions(signals: Signals, count: int, settings: Settings) -> Iterator[_T
             f"for {_span(bounds.waiting_for)}",
             f"{waiting.value:.1f} at least",
             count + 1,
+            lags=True,
         )
     if settings.strategy == "predictive":
         arrivals, capacity = signals.arrivals, signals.capacity
@@ -184,18 +197,10 @@ def _expansions(signals: Signals, count: int, settings: Settings) -> Iterator[_T
                 )
 
 
-def _not_up(
-    signals: Signals, count: int, bounds: Expand, history: Sequence[Step], now: float
-) -> tuple[str, str] | None:
-    """Why no step up is taken now, as cause and reason."""
-    last = max((step.at for step in history if step.after > step.before), default=-math.inf)
-    if now - last < bounds.cooldown:
-        return "Cooldown", f"the last step up was less than {_span(bounds.cooldown)} ago"
+def _starting(signals: Signals, count: int) -> bool:
+    """Whether some instances do not take requests yet, or may not."""
     accepted = signals.accepted
-    starts = not isinstance(accepted, Known) or accepted.value < count
-    if starts and now - last < bounds.starting:
-        return "Starting", "instances of the last step up still start"
-    return None
+    return not isinstance(accepted, Known) or accepted.value < count
 
 
 def _contractions(signals: Signals, count: int, settings: Settings) -> Iterator[_Trigger]:

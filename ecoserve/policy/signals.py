@@ -90,7 +90,7 @@ class Expand:
     ``violations`` and ``use`` are shares, ``ttft`` is mean TTFT over its SLO, ``waiting`` requests
     per instance. ``cooldown`` is the least time between two steps up, ``max_step`` the most
     instances of one. While instances of the last step still start, no other is taken for
-    ``starting`` seconds.
+    ``starting`` seconds but by use and arrivals, which count those as there.
     """
 
     violations: float = 0.05

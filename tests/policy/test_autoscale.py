@@ -113,6 +113,17 @@ def test_instances_that_start_count_as_idle() -> None:
     assert after(replace(busy, accepted=Known(8))).action == "expand"
 
 
+def test_what_lags_waits_for_instances_that_start() -> None:
+    late = replace(quiet(8), violations=Known(0.3), accepted=Known(6))
+    recent = [Step(NOW - 200, 6, 8)]
+    assert after(late, history=recent).cause == "Starting"
+    assert after(replace(late, accepted=NONE), history=recent).cause == "Starting"
+    assert after(late, history=[Step(NOW - 301, 6, 8)]).action == "expand"
+    # The arrival rate says how many are needed, those that start among them.
+    rising = replace(late, arrivals=Known(20.0))
+    assert after(rising, history=recent, settings=PREDICTIVE).cause == "Arrivals"
+
+
 def test_contraction_waits_for_instances_that_start() -> None:
     low = replace(quiet(8, use=0.2), accepted=Known(7))
     assert after(low).cause == "Starting"
