@@ -32,18 +32,24 @@ from ecoserve.proto.v1.admin_pb2_grpc import AdminStub
 SYSTEM = words(160, 7)
 
 
-def front_end(name: str) -> psutil.Process:
-    """The worker's front end; raises ``SystemExit`` when there is none."""
+def front_end(instance: dict[str, Any]) -> psutil.Process:
+    """The front end of the instance, found by its port: other clusters on this machine have workers
+    of the same name. Raises ``SystemExit`` when there is none."""
+    port = instance["address"].rpartition(":")[2]
     for process in psutil.process_iter(["pid", "cmdline"]):
         line = process.info["cmdline"] or []
-        if "ecoserve_worker" in line and name in line:
+        if (
+            "ecoserve_worker" in line
+            and "--port" in line
+            and line[line.index("--port") + 1] == port
+        ):
             return process
-    raise SystemExit(f"no worker {name} runs here")
+    raise SystemExit(f"no worker {instance['name']} at port {port} runs here")
 
 
 async def declare_cold(options: Any) -> None:
     """Declares the cluster anew, as it is but for the way in which instances join."""
-    line = front_end(options.kill).cmdline()
+    line = front_end(await find(options)).cmdline()
     async with grpc.aio.insecure_channel(line[line.index("--scheduler") + 1]) as channel:
         admin = AdminStub(channel)
         (name,) = (await get(f"{options.scheduler}/state"))["clusters"]
@@ -60,9 +66,9 @@ def plot(picture: Path, files: list[Path]) -> None:
         after, ttft = np.array(found["calls"]).T
         name = "neither warmed nor ramped" if found["cold"] else "warmed, share ramps"
         points = axes.scatter(after, ttft, s=8, alpha=0.6)
-        bins = np.arange(-40, 60, 5)
-        middles = [np.median(ttft[(after >= b) & (after < b + 5)] or [np.nan]) for b in bins]
-        axes.plot(bins + 2.5, middles, color=points.get_facecolor()[0], label=name)
+        bins = [(b, ttft[(after >= b) & (after < b + 5)]) for b in range(-40, 60, 5)]
+        middles = [(b + 2.5, np.median(some)) for b, some in bins if len(some)]
+        axes.plot(*zip(*middles, strict=True), color=points.get_facecolor()[0], label=name)
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set(
         xlabel="seconds since the instance joined", ylabel="TTFT, s", xlim=(-40, 60), ylim=(0, None)
@@ -94,7 +100,7 @@ async def main(options: Any) -> None:
     async def disturb(start: float) -> None:
         await asyncio.sleep(options.before)
         old = await find(options)
-        front_end(options.kill).kill()
+        front_end(old).kill()
         events["killed"] = time.monotonic() - start
         while True:
             now = await find(options)
@@ -108,6 +114,8 @@ async def main(options: Any) -> None:
     disturbing = asyncio.create_task(disturb(start))
     outcomes = await play(options.url, calls)
     disturbing.cancel()
+    if "accepted" not in events:
+        raise SystemExit(f"{options.kill} was not back within {options.longest:g} s")
     joined = events["accepted"]
     spans = {
         "before": (10.0, events["killed"]),
