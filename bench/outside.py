@@ -147,14 +147,6 @@ def cases() -> list[Case]:
             usual,
             7.0,
         )
-    against_simdistserve(
-        "DistServe 4:4, CodeLlama-34B on L20 TP4, our profile",
-        DistServe(4),
-        Simdistserve(4, 4, 2048, codellama, capped=False),
-        codellama,
-        usual,
-        28.0,
-    )
     scarce = OwnMemory(llama, 20_000)
     for system, setting, instances, cost, name, guess in (
         (VLLM("round-robin"), ("vllm", 2048), 1, llama, "Llama-30B", 2.0),
