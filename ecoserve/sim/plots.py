@@ -141,9 +141,10 @@ def sweeps(rows: Sequence[Sequence[Sweep]], path: Path, *, title: str) -> None:
             axes.axis("off")
         for axes, sweep in zip(places, row, strict=False):
             for name, values in sweep.lines.items():
+                run = [i for i, value in enumerate(values) if value is not None]
                 axes.plot(
-                    range(len(values)),
-                    [float("nan") if value is None else value for value in values],
+                    run,
+                    [values[i] for i in run],
                     marker=_MARKERS[names.index(name) % len(_MARKERS)],
                     ms=4,
                     color=colours[name],
