@@ -25,7 +25,6 @@ from ecoserve import headers
 from ecoserve.policy.state import SLO
 from ecoserve.scheduler import extproc, peers, work
 from ecoserve.scheduler.cluster import Cluster
-from ecoserve.scheduler.instance import RETURN_S
 from ecoserve.scheduler.requests import Outcome, Picked, Turned
 from ecoserve.scheduler.store import Store
 
@@ -33,6 +32,9 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 CLUSTER_METADATA = "x-ecoserve-cluster"
 MAX_WAIT_METADATA = "x-ecoserve-max-wait"
 MAX_WAIT_S = 60.0
+# So long after a start a cluster may yet be declared: a controller that takes over from one that
+# was killed waits for its lease to run out.
+DECLARED_WITHIN_S = 30.0
 MOST_BODY_BYTES = 32 * 1024 * 1024
 
 _BUFFERED = processing_mode_pb2.ProcessingMode.BUFFERED
@@ -279,7 +281,7 @@ class _Call:
         """The call's cluster; one that may yet be declared, after a start, is waited for."""
         cluster = self._lookup()
         while cluster is None:
-            left = self._store.started_at + RETURN_S - self._store.clock()
+            left = self._store.started_at + DECLARED_WITHIN_S - self._store.clock()
             if left <= 0:
                 name = self._stream.cluster_name
                 what = f"cluster {name} is not known" if name else "no cluster was named"

@@ -168,6 +168,18 @@ async def test_cluster_by_metadata(rig) -> None:
     assert "nix" in unknown.error["message"]
 
 
+async def test_a_cluster_declared_late_after_a_start_is_waited_for(rig) -> None:
+    rig.server.store.started_at -= 20
+    reply = Reply()
+    named = (("x-ecoserve-cluster", "late"),)
+    call = asyncio.create_task(rig.gateway.call(chat(), metadata=named, reply=reply))
+    await until(lambda: reply.extensions)
+    await rig.apply(cluster("b", name="late"))
+    worker = await rig.worker("b", cluster="late").ready()
+    await call
+    assert reply.destinations == [worker.address]
+
+
 async def test_waits_is_extended_once_and_served_when_there_is_room(rig) -> None:
     [worker] = await rig.ready("a")
     await worker.acked(worker.busy(prefill_s=4.9))
