@@ -124,6 +124,10 @@ def install(server: ApiServer, objects: list[Json], folder: Path) -> Path:
     """Applies service account, lease, roles and bindings; returns a kubeconfig of the account."""
     roles = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     kinds = ("ServiceAccount", "Lease", "Secret", *roles)
+    for item in objects:
+        if item["kind"] == "Secret":  # an authority that is there already would not be written
+            path = f"/api/v1/namespaces/{SYSTEM}/secrets/{item['metadata']['name']}"
+            assert server.client.delete(path).status_code in (200, 404)
     server.apply([item for item in objects if item["kind"] in kinds])
     account = next(item for item in objects if item["kind"] == "ServiceAccount")["metadata"]["name"]
     answer = server.client.post(
