@@ -24,6 +24,7 @@ from typing import Literal
 
 from ecoserve.policy.signals import NAMES, Contract, Known, Settings, Signals, Unknown
 
+_BEYOND_ALL = 1e9  # instances
 # --- what is decided ----------------------------------------------------------------------------
 
 
@@ -272,8 +273,9 @@ def _not_down(
 
 def _enough(load: float, use: float) -> int:
     """The fewest instances that carry the load (in instances' worth) at no more than ``use``."""
-    # A load that is a whole multiple must not be rounded up for its last digit.
-    return math.ceil(load / use - 1e-9)
+    # A load that is a whole multiple must not be rounded up for its last digit, and one divided by
+    # next to no capacity may be infinite.
+    return math.ceil(min(load / use, _BEYOND_ALL) - 1e-9)
 
 
 def _percent(share: float) -> str:

@@ -44,11 +44,12 @@ class _Killed(Exception):
 @dataclass
 class Gateway:
     """``deaths`` are those of the workers in turn, ``refusals`` the statuses of answers before a
-    worker is found; both are used up."""
+    worker is found, ``then`` those from the next death on; all are used up."""
 
     engine: Engine = field(default_factory=Engine)
     deaths: list[Death] = field(default_factory=list)
     refusals: list[int] = field(default_factory=list)
+    then: list[int] = field(default_factory=list)
     limits: bool = True
     calls: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
     open: int = 0
@@ -83,6 +84,8 @@ class Gateway:
             return JSONResponse({"choices": [], "own": body})
         events = self.engine.stream(request.url.path, body)
         death = self.deaths.pop(0) if self.deaths else None
+        if death is not None:
+            self.refusals, self.then = [*self.refusals, *self.then], []
         found = {headers.LIMITS: LIMITS.header()} if self.limits else {}
         return StreamingResponse(
             self._pieces(list(events), death), headers=found, media_type="text/event-stream"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 from collections.abc import Iterator
@@ -88,17 +87,13 @@ async def test_it_waits_for_a_worker_and_no_longer_than_it_may(
 ) -> None:
     whole = uncut(gateway, CHAT, body(CHAT, **ASKED))
     async with relay(gateway, folder, patience=1.0) as client:
-        gateway.deaths, gateway.refusals = [Death(9)], []
-        asked = asyncio.create_task(client.post(CHAT, json=body(CHAT, **ASKED), headers=ON))
-        await until("it has begun", lambda: gateway.calls)
-        gateway.refusals = [503, 429, 503]
-        assert Seen.of(events(await asked)).shape() == whole
+        gateway.deaths, gateway.then = [Death(9)], [503, 429, 503]
+        answer = await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON)
+        assert Seen.of(events(answer)).shape() == whole
+        assert not gateway.refusals
 
-        gateway.deaths, gateway.refusals = [Death(9)], []
-        asked = asyncio.create_task(client.post(CHAT, json=body(CHAT, **ASKED), headers=ON))
-        await until("the first is there", lambda: not gateway.deaths)
-        gateway.refusals = [503] * 100
-        lost(await asked, "503")
+        gateway.deaths, gateway.then = [Death(9)], [503] * 100
+        lost(await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON), "503")
 
 
 def lost(answer: httpx.Response, reason: str) -> None:
@@ -123,11 +118,8 @@ async def test_a_call_that_kills_its_workers_is_given_up(gateway: Gateway, folde
 
 async def test_what_another_worker_refuses_is_the_end(gateway: Gateway, folder: Path) -> None:
     async with relay(gateway, folder) as client:
-        gateway.deaths = [Death(30)]
-        asked = asyncio.create_task(client.post(CHAT, json=body(CHAT, **ASKED), headers=ON))
-        await until("the first is there", lambda: not gateway.deaths)
-        gateway.refusals = [400]
-        lost(await asked, "400")
+        gateway.deaths, gateway.then = [Death(30)], [400]
+        lost(await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON), "400")
 
 
 async def test_what_cannot_be_continued_passes_untouched(gateway: Gateway, folder: Path) -> None:
