@@ -20,8 +20,7 @@ from ecoserve import headers
 from ecoserve.proto.v1 import admin_pb2, admin_pb2_grpc, session_pb2
 from tests.gateway.workers import Worker as Engine
 from tests.gateway.world import World, free_port, until
-from tests.scheduler.fakes import Worker as Agent
-from tests.scheduler.fakes import cluster
+from tests.scheduler.fakes import Worker, cluster
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,6 +28,29 @@ NAMES = ("a", "b")
 TTFT = 600.0
 MAX_WAIT = 12.0
 LARGE = b'{"model": "m", "prompt": "' + b"x" * 3_000_000 + b'"}'
+
+
+class Agent(Worker):
+    """Says the same again every second, as one that says nothing is given nothing."""
+
+    def __init__(self, *given: Any, **hello: Any) -> None:
+        super().__init__(*given, **hello)
+        self._last: dict[str, Any] | None = None
+        self._again = asyncio.create_task(self._repeat())
+
+    def report(self, **fields: Any) -> int:
+        self._last = fields
+        return super().report(**fields)
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            if self._last is not None:
+                super().report(**self._last)
+
+    async def close(self) -> None:
+        self._again.cancel()
+        await super().close()
 
 
 class Cluster(World):

@@ -112,8 +112,10 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
 
     await asyncio.to_thread(until, lambda: up.instances()["worker-1"].get("running", 0) >= 2, 60)
     os.kill(core, signal.SIGSTOP)
-    await asyncio.to_thread(until, lambda: up.instances()["worker-1"]["reservations"], 60)
-    os.kill(front if victim == "front end" else core, signal.SIGKILL)
+    try:
+        await asyncio.to_thread(until, lambda: up.instances()["worker-1"]["waiting"], 30)
+    finally:
+        os.kill(front if victim == "front end" else core, signal.SIGKILL)
     outcomes = await playing
     records = await answers(up, before, calls)
     lost = [o for o in outcomes if not o.ok]
