@@ -102,6 +102,16 @@ def started(run_dir: Path, *options: str) -> Iterator[Running]:
         reader.join(10)
 
 
+def seen(what: Callable[[], object], seconds: float) -> bool:
+    """Whether it comes within that time."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def until(what: Callable[[], object], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not what():

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import NAME, Running, accepted, at_rest, descendants, engine_core, only, until
+from e2e.harness import (
+    NAME,
+    Running,
+    accepted,
+    at_rest,
+    descendants,
+    engine_core,
+    only,
+    seen,
+    until,
+)
 from ecoserve import headers
 from ecoserve.bench.load import Call, Outcome, chat, play, words
 
@@ -99,24 +109,32 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
     up: Running, victim: str
 ) -> None:
     tokens = 60
-    # Decodes that have begun, then a burst, some of which its engine never comes to begin.
-    calls = load(6, 2.0, tokens, 7 + len(victim))
-    calls += [
-        Call(3.0, chat(NAME, words(250, 100 * len(victim) + i), tokens, stream=i % 3 != 0))
-        for i in range(10)
+    # Decodes that have begun, then calls that its engine never comes to begin.
+    begun = load(12, 3.0, tokens, 7 + len(victim))
+    burst = [
+        Call(0.0, chat(NAME, words(400, 100 * len(victim) + i), tokens, stream=i % 3 != 0))
+        for i in range(24)
     ]
+    calls = [*begun, *burst]
     before = len(up.answered())
     incarnation = up.instances()["worker-1"]["incarnation"]
     front, core = only(up, "--instance worker-1 "), engine_core(up, "worker-1")
-    playing = asyncio.create_task(play(up.url.removesuffix("/v1"), calls))
+    base = up.url.removesuffix("/v1")
 
-    await asyncio.to_thread(until, lambda: up.instances()["worker-1"].get("running", 0) >= 2, 60)
+    def held(name: str, count: int) -> bool:
+        found = up.instances()["worker-1"].get(name, 0)
+        return (found if isinstance(found, int) else len(found)) >= count
+
+    playing = [asyncio.create_task(play(base, begun))]
+    await asyncio.to_thread(until, lambda: held("running", 2), 60)
     os.kill(core, signal.SIGSTOP)
     try:
-        await asyncio.to_thread(until, lambda: up.instances()["worker-1"]["waiting"], 30)
+        playing.append(asyncio.create_task(play(base, burst)))
+        # A worker that has just come back may be given none of them.
+        given = await asyncio.to_thread(seen, lambda: held("waiting", 1), 5)
     finally:
         os.kill(front if victim == "front end" else core, signal.SIGKILL)
-    outcomes = await playing
+    outcomes = [outcome for played in playing for outcome in await played]
     records = await answers(up, before, calls)
     lost = [o for o in outcomes if not o.ok]
     again = sum(record["attempts"] > 1 for record in records)
@@ -128,7 +146,7 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
             assert outcome.first > 0, f"lost before it had begun: {outcome.status} {outcome.error}"
             assert outcome.call.body["stream"], "an answer that is not streamed has not begun"
     assert lost, "no answer had begun there"
-    assert again, "every answer had begun there"
+    assert again or not given, "what had not begun there was not tried elsewhere"
 
     def back() -> bool:
         found = up.instances().get("worker-1", {})
