@@ -1,7 +1,7 @@
 """A worker killed at random moments under load: what has not begun is not lost, and streams that
 ask for the relay do not even notice.
 
-`make soak` kills fifty times, `make test` twice.
+`make soak` alone runs it, and kills fifty times.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from e2e.harness import NAME, Running, at_rest, engine_core, only, started, unti
 from ecoserve import headers
 from ecoserve.bench.load import Call, Outcome, chat, play, words
 
-SOAK = bool(os.environ.get("ECOSERVE_SOAK"))
-KILLS = 50 if SOAK else 2
+KILLS = 50
 
-pytestmark = [pytest.mark.engine, pytest.mark.envoy, pytest.mark.timeout(5400 if SOAK else 400)]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.envoy,
+    pytest.mark.soak,
+    pytest.mark.timeout(5400),
+]
 
 ON = {headers.RELAY: "on"}
 STREAMS, WITHIN = 18, 4.0
