@@ -25,6 +25,7 @@ from typing import Literal
 from ecoserve.policy.signals import NAMES, Contract, Known, Settings, Signals, Unknown
 
 _BEYOND_ALL = 1e9  # instances
+
 # --- what is decided ----------------------------------------------------------------------------
 
 
