@@ -32,7 +32,6 @@ import quota
 
 from e2e.harness import descendants
 from ecoserve.bench.endpoint import Promise
-from ecoserve.bench.judge import Summary
 from ecoserve.bench.plan import Plan
 from ecoserve.bench.runner import Bench, Found, Step
 from ecoserve.local.machine import free_ports
@@ -112,7 +111,7 @@ async def behind_router(at: Setting, kind: str, policy: str) -> AsyncIterator[st
 async def ecoserve(at: Setting) -> AsyncIterator[str]:
     """`ecoserve up` with its workers under the quota; its URL."""
     (port,) = free_ports(1)
-    command = (sys.executable, "-m", "ecoserve", "up", "--port", str(port))
+    command: tuple[str, ...] = (sys.executable, "-m", "ecoserve", "up", "--port", str(port))
     command += ("--workers", str(WORKERS), "--run-dir", str(at.directory / "run"))
     command += ("--ttft-slo", str(at.slo.ttft), "--tpot-slo", str(at.slo.tpot))
     server = peers.Server("ecoserve", port, command, {})
@@ -180,7 +179,7 @@ async def main() -> None:
     print(f"{WORKERS} workers of {options.cores} cores on {cpus}", flush=True)
     model = peers.small_model()
     found: dict[str, dict[str, list[float]]] = {trace: {} for trace in options.traces.split(",")}
-    last: dict[str, dict[str, Summary]] = {trace: {} for trace in found}
+    written: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ecoserve-bench-") as temporary:
         directory = Path(temporary)
         engine = peers.engines(model, WORKERS)
@@ -198,9 +197,16 @@ async def main() -> None:
                     assert result.search is not None
                     found[trace].setdefault(name, []).append(round(result.search.low, 3))
                     print(f"run {run} {trace} {name}: {result.search.low:.2f}/s", flush=True)
-                    best = [s for s in result.steps if s.load == result.search.low]
-                    if best:
-                        last[trace][name] = best[-1].summary
+            written = results(found, slos, options, cpus)
+            if options.out:  # after each run: a search of hours that is cut short keeps what it has
+                options.out.write_text(json.dumps(written, indent=1) + "\n")
+    print(json.dumps(written["found"], indent=1))
+
+
+def results(
+    found: dict[str, dict[str, list[float]]], slos: dict[str, SLO], options: Any, cpus: int
+) -> dict[str, Any]:
+    """What was found so far, as it is written down."""
     rows = {
         trace: {
             "slo": {"ttft_s": round(slos[trace].ttft, 3), "tpot_s": round(slos[trace].tpot, 4)},
@@ -211,10 +217,13 @@ async def main() -> None:
         }
         for trace, systems_found in found.items()
     }
-    print(json.dumps(rows, indent=1))
-    if options.out:
-        result_ = {"cores_each": options.cores, "cpus": cpus, "traces": TRACES, "found": rows}
-        options.out.write_text(json.dumps(result_, indent=1) + "\n")
+    return {
+        "cores_each": options.cores,
+        "cpus": cpus,
+        "seconds_a_rate": options.seconds,
+        "traces": TRACES,
+        "found": rows,
+    }
 
 
 async def unloaded(model: Any, engine: Any, directory: Path, trace: str, options: Any) -> SLO:
