@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 from ecoserve_operator.api import GROUP, VERSION, EcoServeCluster, MacroInstance
 from ecoserve_operator.fields import Object, format_duration
 
-_HEADER = "# Generated from operator/ecoserve_operator/api.py by `make crds`; edit that instead.\n"
+_HEADER = "# Generated from operator/ecoserve_operator/api by `make crds`; edit that instead.\n"
 
 _STANDARD = {
     "apiVersion": "Version of the schema of this object: ecoserve.io/v1alpha1.",

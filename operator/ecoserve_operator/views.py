@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from ecoserve.policy.autoscale import Step
 from ecoserve.policy.mitosis import Layout, default_sizes
 from ecoserve.policy.signals import Contract, Expand, Settings
-from ecoserve_operator.api import Autoscaling, EcoServeCluster, EcoServeClusterSpec
+from ecoserve_operator.api import EcoServeCluster, EcoServeClusterSpec
+from ecoserve_operator.api.scaling import Autoscaling
 from ecoserve_operator.cluster_api import Json
 from ecoserve_operator.names import (
     GATE,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ecoserve_operator import api as resources
 from ecoserve_operator.app import Options, run
 from ecoserve_operator.builders import Builders
 from ecoserve_operator.cluster_api import (
@@ -26,6 +25,7 @@ from ecoserve_operator.cluster_api import (
 from ecoserve_operator.names import MACRO_LABEL
 
 from tests.operator.control_world import RENDER, Mortal, Node, Scheduler, until
+from tests.operator.manifests import example
 
 MACRO = {"lower": 3, "upper": 6, "mergeCooldown": "0s"}
 
@@ -80,7 +80,7 @@ class Operator:
     # -- the user ---------------------------------------------------------------------------------
 
     async def create(self, **spec: Any) -> None:
-        body = resources.example(**({"macro": MACRO} | spec))
+        body = example(**({"macro": MACRO} | spec))
         body["metadata"] = {"name": self.cluster_name, "namespace": self.namespace}
         body["spec"].setdefault("device", {"type": "cpu"})
         await self.api.create(CLUSTERS, body)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from ecoserve_operator.api import EcoServeCluster, example
+from ecoserve_operator.api import EcoServeCluster
 from ecoserve_operator.builders import Builders, Installation, OverlayError
 from ecoserve_worker.options import parse
 
 from tests.operator.kube_api import ApiServer
+from tests.operator.manifests import example
 from tests.operator.pod_security import violations
 
 Json = dict[str, Any]

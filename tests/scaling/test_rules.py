@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ecoserve_operator import api
+from ecoserve_operator.api import EcoServeCluster
 from ecoserve_operator.builders import monitoring
 
 from ecoserve.scaling.rules import dump
+from tests.operator.manifests import example
 from tests.scaling.prometheus_server import DEADLINE, binary
 
 RULES = Path(__file__).parents[2] / "charts/ecoserve/rules.yaml"
@@ -26,7 +27,7 @@ def promtool(*arguments: object) -> None:
 
 def cluster_rules() -> Json:
     """What the operator makes for one cluster."""
-    cluster = api.EcoServeCluster.model_validate(api.example())
+    cluster = EcoServeCluster.model_validate(example())
     made = monitoring.objects(cluster)
     (rule,) = [item for item in made if item["kind"] == "PrometheusRule"]
     spec: Json = rule["spec"]

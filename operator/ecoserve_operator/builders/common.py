@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ecoserve_operator.api import API_VERSION, EcoServeCluster, LocalReference
+from ecoserve_operator.api import API_VERSION, EcoServeCluster
+from ecoserve_operator.api.common import LocalReference
 from ecoserve_operator.names import CLUSTER_LABEL, identity, tls_secret
 
 Json: TypeAlias = dict[str, Any]

@@ -6,7 +6,9 @@ import hashlib
 import math
 
 from ecoserve import gateway
-from ecoserve_operator.api import EcoServeCluster, Gateway, Resources
+from ecoserve_operator.api import EcoServeCluster
+from ecoserve_operator.api.common import Resources
+from ecoserve_operator.api.gateway import Gateway
 from ecoserve_operator.builders import common
 from ecoserve_operator.builders.common import GATEWAY, GATEWAY_HEALTH_PORT, GATEWAY_PORT, Json
 from ecoserve_operator.builders.overlay import overlay

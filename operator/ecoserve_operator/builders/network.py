@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ecoserve_operator.api import EcoServeCluster, Peer
+from ecoserve_operator.api import EcoServeCluster
+from ecoserve_operator.api.network import Peer
 from ecoserve_operator.builders import common
 from ecoserve_operator.builders.common import (
     GATEWAY,

@@ -7,7 +7,8 @@ import json
 import math
 from pathlib import PurePosixPath
 
-from ecoserve_operator.api import ClaimSource, EcoServeCluster, EcoServeClusterSpec
+from ecoserve_operator.api import EcoServeCluster, EcoServeClusterSpec
+from ecoserve_operator.api.model import ClaimSource
 from ecoserve_operator.builders import common
 from ecoserve_operator.builders.common import (
     GATEWAY,
