@@ -49,12 +49,15 @@ class Prometheus:
     def table(self, query: Query, window: float) -> Table:
         grid = times(self.now, window, self._step)
         step = grid[1] - grid[0] if len(grid) > 1 else self._step
+        start, end = grid[0], grid[-1] + step / 2  # the last time is asked for, however it rounds
         answer = self._ask(
             self._api.custom_query_range,
             promql(query, f'cluster="{self._cluster}"', self.fresh),
-            start_time=datetime.fromtimestamp(grid[0], UTC),
-            end_time=datetime.fromtimestamp(grid[-1], UTC),
+            start_time=datetime.fromtimestamp(start, UTC),
+            end_time=datetime.fromtimestamp(end, UTC),
             step=f"{step:g}",
+            # Said again, since the client rounds both to whole seconds.
+            params={"start": start, "end": end},
         )
         rows: dict[str, list[float | None]] = {}
         try:

@@ -154,6 +154,16 @@ def test_the_words_stay_the_same_while_the_cause_does(url: str) -> None:
         assert read(first, TTFT_SLO, SETTINGS) == read(second, TTFT_SLO, SETTINGS)
 
 
+@pytest.mark.parametrize(("step", "window"), [(3.75, 20.0), (15.0, 660.0), (22.5, 600.0)])
+def test_times_between_whole_seconds_are_answered(url: str, step: float, window: float) -> None:
+    with Prometheus(url, "ns/calm", step=step) as source:
+        began = source.now
+        for n in range(8):
+            source.now = began + n * step
+            table = source.table(USE, window)
+            assert table.rows["i-0"] == [0.6] * len(table.times)
+
+
 def test_a_prometheus_that_is_not_there_is_told() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
