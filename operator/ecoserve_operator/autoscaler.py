@@ -67,6 +67,7 @@ class Autoscaler:
         self._looking: dict[Key, asyncio.Task[None]] = {}
         self._seen: dict[Key, int] = {}
         self._by_others: dict[Key, Step] = {}
+        self._untold: dict[Key, list[Json]] = {}  # steps that no status tells of yet, newest first
 
     async def run(self) -> None:
         """Scales until cancelled."""
@@ -89,6 +90,7 @@ class Autoscaler:
             del self._due[key]
             self._seen.pop(key, None)
             self._by_others.pop(key, None)
+            self._untold.pop(key, None)
         for key in known:
             if key in self._looking or now < self._due.get(key, 0.0):
                 continue
@@ -141,9 +143,8 @@ class Autoscaler:
         decision = decide(
             found, count, spec.min_replicas, spec.max_replicas, settings, history, now
         )
-        step: Json | None = None
         if decision.action != "hold":
-            step = {
+            step: Json = {
                 "time": views.stamp(now),
                 "before": decision.before,
                 "after": decision.after,
@@ -151,21 +152,28 @@ class Autoscaler:
             } | ({"dryRun": True} if given.dry_run else {})
             if not given.dry_run:
                 await self._scale(key, item, decision.after)
+            self._untold.setdefault(key, []).insert(0, step)
             self._announce(item, decision, dry_run=given.dry_run)
-        await self._tell(key, given.dry_run, decision, step)
+        await self._tell(key, given.dry_run, decision)
 
     def _history(
         self, key: Key, item: Json, count: int, now: float, *, dry_run: bool
     ) -> list[Step]:
         """The latest steps. A number that others have set counts as a step of the moment when it is
         noticed, so that they are not overruled at once."""
-        steps = views.steps(item.get("status", {}), dry_run=dry_run)
-        taken = views.steps(item.get("status", {}), dry_run=False)
+        known = {"scaling": self._steps(key, item)}
+        steps = views.steps(known, dry_run=dry_run)
+        taken = views.steps(known, dry_run=False)
         seen = self._seen.get(key, taken[0].after if taken else count)
         if count != seen:
             self._by_others[key] = Step(now, seen, count)
         self._seen[key] = count
         return [*steps, self._by_others[key]] if key in self._by_others else steps
+
+    def _steps(self, key: Key, item: Json) -> list[Json]:
+        """The latest steps as the status has them, or will."""
+        told: list[Json] = item.get("status", {}).get("scaling", [])
+        return [*self._untold.get(key, ()), *told][:KEPT]
 
     async def _scale(self, key: Key, item: Json, replicas: int) -> None:
         metadata = item["metadata"]
@@ -184,10 +192,9 @@ class Autoscaler:
         else:
             self._events.tell(item, done, f"{change}: {decision.reason}")
 
-    async def _tell(
-        self, key: Key, dry_run: bool, decision: Decision, step: Json | None = None
-    ) -> None:
-        """Writes the condition, and the step among the latest ones."""
+    async def _tell(self, key: Key, dry_run: bool, decision: Decision) -> None:
+        """Writes the condition, and the latest steps. One that cannot be written now, as when
+        somebody else writes too, is written the next time."""
         item = self._store.cluster(key)
         if item is None:
             return
@@ -195,9 +202,10 @@ class Autoscaler:
         others = [c for c in old.get("conditions", ()) if c["type"] != "Autoscaling"]
         conditions = status.with_times([condition(decision, dry_run)], old, generation, time.time())
         told = old | {"conditions": others + conditions}
-        if step is not None:
-            told["scaling"] = [step, *old.get("scaling", ())][:KEPT]
+        if steps := self._steps(key, item):
+            told["scaling"] = steps
         await self._executor.write_status(key, told)
+        self._untold.pop(key, None)
 
 
 def condition(decision: Decision, dry_run: bool) -> Condition:

@@ -6,11 +6,12 @@ import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ecoserve_operator.cluster_api import EVENTS, Json
+from ecoserve_operator.cluster_api import CLUSTERS, EVENTS, ApiError, Json, Kind
 
-from tests.operator.control_world import until
+from tests.operator.control_world import Mortal, until
 from tests.operator.kube_api import ApiServer
 from tests.operator.operated import Operator, operator
 from tests.scaling.prometheus_server import History, prometheus
@@ -26,12 +27,27 @@ LOADS = {
 }
 
 
+class Jostled(Mortal):
+    """Somebody else is always faster to write the status of a cluster that was just scaled."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.lost: set[str] = set()
+
+    async def apply(self, kind: Kind, body: Json, subresource: str = "") -> Json:
+        name, status = body["metadata"]["name"], body.get("status", {})
+        if kind == CLUSTERS and status.get("scaling") and name not in self.lost:
+            self.lost.add(name)
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return await super().apply(kind, body, subresource)
+
+
 @pytest.fixture
 async def world(
     kube: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Operator]:
     monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
-    async with operator(namespace) as found:
+    async with operator(namespace, connection=Jostled) as found:
         yield found
 
 
