@@ -20,6 +20,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import instant
+
 from ecoserve import headers
 from ecoserve.bench.prompts import chat, words
 from ecoserve.policy.mitosis import default_sizes
@@ -33,7 +35,6 @@ from ecoserve.scheduler.requests import Picked
 from ecoserve.scheduler.sessions import REPORTS_A_SECOND, REPORTS_OF_ONE
 
 PATH = "/v1/chat/completions"
-TOKENS = 250
 # A call's answer takes so long.
 ANSWER_S = 0.5
 # Calls between two looks at the clock, which costs as much as a pick.
@@ -58,8 +59,8 @@ class World:
         )
         self.cluster = Cluster(spec, self.now, Metrics())
         self.instances = []
-        for i, name in enumerate(names):
-            instance = self.cluster.connect(hello.check(_hello(i, name)))
+        for i in range(count):
+            instance = self.cluster.connect(hello.check(_hello(i)))
             instance.accept(self.now, 0.0)
             self.instances.append(instance)
         self.running = [
@@ -83,11 +84,7 @@ class World:
 
     def report(self, i: int) -> bytes:
         """A report of instance ``i``, as it comes over the wire."""
-        message = session_pb2.Report(
-            number=self.reports + 1, phase="prefill", kv_free_tokens=2_000_000, batch_limit=256,
-            running=self.running, finished=self.finished[i], use=0.5,
-            step=session_pb2.Step(kind="decode", estimated_s=0.03, elapsed_s=0.01),
-        )  # fmt: skip
+        message = instant.report(self.reports + 1, self.running, self.finished[i])
         self.finished[i] = []
         return message.SerializeToString()
 
@@ -137,32 +134,11 @@ class World:
         while self.answering and self.answering[0][0] <= self.now:
             _, name, i = self.answering.popleft()
             self.numbers[i] += 1
-            self.finished[i].append(
-                session_pb2.Finished(
-                    number=self.numbers[i], id=name, status=200, prompt_tokens=TOKENS,
-                    generated=8, ttft_s=0.1, tpot_s=0.1, ttft_slo_s=5, tpot_slo_s=0.5,
-                )
-            )  # fmt: skip
+            self.finished[i].append(instant.finished(self.numbers[i], name))
 
 
-def _hello(i: int, name: str) -> session_pb2.Hello:
-    return session_pb2.Hello(
-        cluster="c",
-        instance=name,
-        incarnation="1",
-        address=f"127.1.{i // 250}.{i % 250 + 1}:8000",
-        model="m",
-        limits=session_pb2.Limits(
-            max_num_seqs=256,
-            max_model_len=131072,
-            step_budget=2048,
-            kv_tokens=2_000_000,
-            block_tokens=16,
-        ),
-        latency=session_pb2.Latency(
-            prefill_fixed=1e-3, prefill_token=1e-5, decode_fixed=5e-3, decode_sequence=1e-4
-        ),
-    )
+def _hello(i: int) -> session_pb2.Hello:
+    return instant.hello(i, 8000, prefill_token=1e-5, decode_sequence=1e-4)
 
 
 def main(options: Any) -> None:

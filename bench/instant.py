@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import grpc
@@ -53,6 +53,52 @@ _RUNNING = (0, 4, 16, 32, 64)
 def address(worker: int) -> str:
     """The IP address of worker ``worker``, from 0."""
     return f"127.1.{worker // 250}.{worker % 250 + 1}"
+
+
+def hello(
+    worker: int, port: int, *, prefill_token: float = 1e-8, decode_sequence: float = 1e-5
+) -> session_pb2.Hello:
+    """What worker ``worker`` says of itself; seconds of its latency model."""
+    return session_pb2.Hello(
+        cluster="c",
+        instance=f"w{worker}",
+        incarnation="1",
+        address=f"{address(worker)}:{port}",
+        model="m",
+        limits=session_pb2.Limits(
+            max_num_seqs=256,
+            max_model_len=131072,
+            step_budget=2048,
+            kv_tokens=2_000_000,
+            block_tokens=16,
+        ),
+        latency=session_pb2.Latency(
+            prefill_fixed=1e-3,
+            prefill_token=prefill_token,
+            decode_fixed=5e-3,
+            decode_sequence=decode_sequence,
+            error=0.05,
+        ),
+    )
+
+
+def report(
+    number: int, running: Sequence[session_pb2.Decode], finished: Sequence[session_pb2.Finished]
+) -> session_pb2.Report:
+    """Report ``number`` of a worker that decodes."""
+    return session_pb2.Report(
+        number=number, phase="prefill", kv_free_tokens=2_000_000, batch_limit=256,
+        running=running, finished=finished, use=0.5,
+        step=session_pb2.Step(kind="decode", estimated_s=5e-3, elapsed_s=1e-3),
+    )  # fmt: skip
+
+
+def finished(number: int, name: str) -> session_pb2.Finished:
+    """The worker's call ``number``, of the id ``name``, that is over."""
+    return session_pb2.Finished(
+        number=number, id=name, status=200, prompt_tokens=250, generated=_TOKENS,
+        ttft_s=0.001, tpot_s=0.001, ttft_slo_s=5, tpot_slo_s=0.5,
+    )  # fmt: skip
 
 
 class Worker:
@@ -152,58 +198,22 @@ async def _session(
     ]
 
     async def messages() -> AsyncIterator[session_pb2.WorkerMessage]:
-        yield session_pb2.WorkerMessage(
-            hello=session_pb2.Hello(
-                cluster="c",
-                instance=f"w{number}",
-                incarnation="1",
-                address=f"{address(number)}:{port}",
-                model="m",
-                limits=session_pb2.Limits(
-                    max_num_seqs=256,
-                    max_model_len=131072,
-                    step_budget=2048,
-                    kv_tokens=2_000_000,
-                    block_tokens=16,
-                ),
-                latency=session_pb2.Latency(
-                    prefill_fixed=1e-3,
-                    prefill_token=1e-8,
-                    decode_fixed=5e-3,
-                    decode_sequence=1e-5,
-                    error=0.05,
-                ),
-            )
-        )
+        yield session_pb2.WorkerMessage(hello=hello(number, port))
         while True:
             yield await outgoing.get()
 
     interval = 0.0
 
-    async def report() -> None:
+    async def report_on() -> None:
         for count in itertools.count(1):
-            finished = []
-            for name in worker.served:
-                worker.finished += 1
-                finished.append(
-                    session_pb2.Finished(
-                        number=worker.finished, id=name, status=200, prompt_tokens=250,
-                        generated=_TOKENS, ttft_s=0.001, tpot_s=0.001, ttft_slo_s=5, tpot_slo_s=0.5,
-                    )
-                )  # fmt: skip
+            over = [finished(worker.finished + i, name) for i, name in enumerate(worker.served, 1)]
+            worker.finished += len(over)
             worker.served.clear()
-            outgoing.put_nowait(
-                session_pb2.WorkerMessage(
-                    report=session_pb2.Report(
-                        number=count, phase="prefill", kv_free_tokens=2_000_000, batch_limit=256,
-                        running=[*running, *_decodes(worker)], finished=finished, use=0.5,
-                        step=session_pb2.Step(kind="decode", estimated_s=5e-3, elapsed_s=1e-3),
-                    )
-                )
-            )  # fmt: skip
+            told = report(count, [*running, *_decodes(worker)], over)
+            outgoing.put_nowait(session_pb2.WorkerMessage(report=told))
             await asyncio.sleep(max(1 / rate, interval))
 
-    reporting = asyncio.create_task(report())
+    reporting = asyncio.create_task(report_on())
     async for message in stub.Connect(messages()):
         kind = message.WhichOneof("message")
         if kind == "ack":
