@@ -213,13 +213,16 @@ class Cluster:
             self.macros[macro].charge(tenant, tokens)
 
     def _failed(self, instance: Instance, request_id: str, now: float) -> None:
-        """A request failed at an instance. Of a macro instance half at most are left alone for it:
-        what fails everywhere is not the instances' fault."""
+        """A request failed at an instance. Of a macro instance no more are left alone for it than
+        are well: what fails everywhere is not the instances' fault."""
         home = self._homes.get(self.members.get(instance.name, ""))
         if home is None or instance.draining:
             return
-        blocked = sum(one.breaker.blocks for one in home if one is not instance)
-        if instance.failed(request_id, now, may_open=2 * (blocked + 1) <= len(home)):
+        others = [one for one in home if one is not instance]
+        # One that is on trial, or is to be, is not known to be well.
+        failing = sum(one.breaker.state != "closed" for one in others)
+        well = sum(one.routable and one.breaker.state == "closed" for one in others)
+        if instance.failed(request_id, now, may_open=failing + 1 <= well):
             log.warning(
                 "%s/%s is left alone for %.0f s: its answers failed",
                 self.name, instance.name, instance.breaker.until - now,

@@ -37,7 +37,7 @@ class Reservation:
     """What a routed request will take, until a report covers it.
 
     ``output`` is its expected output in tokens a sequence; ``seen`` when it was routed or last
-    named by a report's ``present``.
+    named by a report's ``present``; ``left`` are the instances at which it was tried before.
     """
 
     request: Request
@@ -45,6 +45,7 @@ class Reservation:
     kv: int
     output: float
     seen: float
+    left: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +298,15 @@ class Instance:
 
     # -- reservations ---------------------------------------------------------------------------
 
-    def reserve(self, request: Request, now: float, output: float) -> None:
+    def reserve(
+        self, request: Request, now: float, output: float, left: frozenset[str] = frozenset()
+    ) -> None:
         """Lays a routed request over the reported state."""
         self.release(request.id)
         self.breaker.routed(request.id, now)
         seconds = self._prefill_seconds(request)
         kv = request.kv_tokens(self.name)
-        self.reservations[request.id] = Reservation(request, seconds, kv, output, now)
+        self.reservations[request.id] = Reservation(request, seconds, kv, output, now, left)
         self._reserved_seconds += seconds
         self._reserved_kv += kv
         self._reserved_sequences += request.sequences
@@ -341,11 +344,13 @@ class Instance:
         return opened
 
     def expired(self, now: float) -> list[str]:
-        """Requests that no report has named for too long."""
+        """Requests that no report has named for too long. One that does not come to report may have
+        them all the same."""
+        told = self.reported_at if self.connected else now
         return [
             request_id
             for request_id, reservation in self.reservations.items()
-            if now - reservation.seen > RESERVATION_S
+            if told - reservation.seen > RESERVATION_S
         ]
 
     def _prefill_seconds(self, request: Request) -> float:

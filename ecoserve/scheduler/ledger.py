@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ecoserve.policy.fair import OUTPUT_WEIGHT, work
 from ecoserve.policy.state import Request
 from ecoserve.proto.v1 import session_pb2
-from ecoserve.scheduler.instance import Instance
+from ecoserve.scheduler.instance import Instance, Reservation
 from ecoserve.scheduler.learning import Learnt
-from ecoserve.scheduler.metrics import Metrics
+from ecoserve.scheduler.metrics import CLIENT_GONE, Metrics
 from ecoserve.scheduler.work import Work
 
 Charge = Callable[[str, str, float], None]
@@ -19,8 +19,7 @@ Charge = Callable[[str, str, float], None]
 Failed = Callable[[Instance, str, float], None]
 """Told the instance at which a request failed, the request and the time."""
 
-# The status of a call whose client went away.
-CLIENT_GONE = 499
+UNAVAILABLE = 503
 # Calls remembered until they end; those forgotten teach nothing, no more.
 MOST_IN_FLIGHT = 65536
 
@@ -128,29 +127,46 @@ class Ledger:
                 self._judge(instance, finished, now)
 
     def _seen_at(self, instance: Instance, request_id: str, macro: str, now: float) -> None:
-        owner = self._reserved.get(request_id)
-        if owner is None:
-            return
-        if owner == instance.name:
+        """A call is at an instance, on its way to the engine."""
+        owner = self._owner(instance, request_id)
+        if owner is instance:
             instance.reservations[request_id].seen = now
-            return
-        moved = self._instances[owner].release(request_id)
-        assert moved is not None
-        self._failed(self._instances[owner], request_id, now)
-        self._metrics.moved(self._cluster, macro, instance.name)
-        instance.reserve(moved.request, now, moved.output)
-        self._reserved[request_id] = instance.name
+        elif owner is not None:
+            moved = self._moved(owner, instance, request_id, macro, now)
+            instance.reserve(moved.request, now, moved.output, left=moved.left | {owner.name})
+            self._reserved[request_id] = instance.name
 
     def _cover(self, instance: Instance, request_id: str, macro: str, now: float) -> None:
-        owner = self._reserved.pop(request_id, None)
+        """The engine of an instance has a call, or it has ended there."""
+        owner = self._owner(instance, request_id)
         if owner is None:
             return
-        reservation = self._instances[owner].release(request_id)
+        reservation = (
+            owner.release(request_id)
+            if owner is instance
+            else self._moved(owner, instance, request_id, macro, now)
+        )
         assert reservation is not None
+        del self._reserved[request_id]
         instance.expected_output[request_id] = reservation.output
-        if owner != instance.name:
-            self._failed(self._instances[owner], request_id, now)
-            self._metrics.moved(self._cluster, macro, instance.name)
+
+    def _owner(self, instance: Instance, request_id: str) -> Instance | None:
+        """Whose reservation of the call ``instance`` speaks of; None: of none. One that the call
+        has left may go on speaking of it for a while, and says nothing by that."""
+        owner = self._instances.get(self._reserved.get(request_id, ""))
+        if owner is None or instance.name in owner.reservations[request_id].left:
+            return None
+        return owner
+
+    def _moved(
+        self, owner: Instance, instance: Instance, request_id: str, macro: str, now: float
+    ) -> Reservation:
+        """A call that was routed to ``owner`` was tried again at ``instance``."""
+        reservation = owner.release(request_id)
+        assert reservation is not None
+        self._failed(owner, request_id, now)
+        self._metrics.moved(self._cluster, macro, instance.name)
+        return reservation
 
     def _judge(self, instance: Instance, done: session_pb2.Finished, now: float) -> None:
         """What the end of a request says of its instance."""
@@ -162,7 +178,8 @@ class Ledger:
             instance.breaker.succeeded(done.id)
 
     def _finished(self, instance: Instance, done: session_pb2.Finished, macro: str) -> None:
-        call = self._in_flight.pop(done.id, None)
+        # After a worker's 503 the gateway tries another.
+        call = None if done.status == UNAVAILABLE else self._in_flight.pop(done.id, None)
         answered = done.status < 400 and not done.broken
         if call is not None:
             computed = done.prompt_tokens - done.cached_tokens

@@ -19,6 +19,8 @@ SECONDS = (
 PICK_SECONDS = (
     0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1.0,
 )  # fmt: skip
+# The status of a call whose client went away.
+CLIENT_GONE = 499
 BY_INSTANCE = ("cluster", "macro_instance", "instance")
 
 
@@ -174,7 +176,7 @@ class Metrics:
 
 
 def _outcome(done: session_pb2.Finished) -> str:
-    if done.status == 499:
+    if done.status == CLIENT_GONE:
         return "client_gone"
     if done.broken:
         return "broken"

@@ -69,7 +69,22 @@ async def test_expires_when_no_report_names_it(rig) -> None:
     await worker.acked(worker.report(present=[kept]))
     cluster.sweep(now + 1.0)
     assert rig.reservations() == {"a": {kept}}
+    # One that is not heard of may have all that it was sent.
     cluster.sweep(now + 100.0)
+    assert rig.reservations() == {"a": {kept}}
+    cluster.instances["a"].reservations[kept].seen -= 10.0
+    await worker.acked(worker.report())
+    cluster.sweep(now + 1.0)
+    await rig.none_reserved()
+
+
+async def test_what_is_lost_with_its_instance_expires(rig) -> None:
+    [worker] = await rig.ready("a")
+    await rig.gateway.call(chat())
+    await worker.close()
+    cluster = rig.server.store.clusters["c"]
+    await until(lambda: not cluster.instances["a"].connected)
+    cluster.sweep(rig.server.store.clock() + 6.0)
     await rig.none_reserved()
 
 

@@ -106,6 +106,43 @@ async def test_the_only_one_is_never_taken_out_for_its_answers(rig) -> None:
     assert await destinations(rig, 1) == {only.address}
 
 
+async def test_while_one_is_on_trial_the_other_is_not_taken_out(rig) -> None:
+    a, b = await rig.ready("a", "b")
+    await fail(a, FAILURES)
+    pass_time(rig, 1.5)
+    await fail(b, FAILURES)
+    await b.acked(b.busy())
+    assert await destinations(rig, 1) == {a.address}
+    await b.acked(b.report())
+    assert await destinations(rig, 2) == {b.address}
+
+
+async def test_the_last_one_that_is_there_is_not_taken_out(rig) -> None:
+    a, b = await rig.ready("a", "b")
+    await b.close()
+    await until(lambda: len(rig.server.store.clusters["c"].routable()) == 1)
+    await fail(a, FAILURES + 2)
+    assert await destinations(rig, 2) == {a.address}
+
+
+async def test_what_one_still_says_of_calls_that_went_elsewhere_takes_nobody_out(rig) -> None:
+    a, b = await rig.ready("a", "b")
+    calls = []
+    for _ in range(FAILURES):
+        await b.acked(b.busy())
+        calls.append((await rig.gateway.call(chat())).id)
+    await b.acked(b.report(present=calls))
+    assert rig.reservations() == {"b": set(calls)}
+    await a.acked(a.report(present=calls))
+    done = [session_pb2.Finished(number=i + 1, id=c, status=503) for i, c in enumerate(calls)]
+    await a.acked(a.report(finished=done))
+    assert rig.reservations() == {"b": set(calls)}
+    assert [i.name for i in rig.server.store.clusters["c"].routable()] == ["b"]
+    done = [session_pb2.Finished(number=i + 1, id=c, status=200) for i, c in enumerate(calls)]
+    await b.acked(b.report(finished=done))
+    await rig.none_reserved()
+
+
 async def test_clients_that_leave_or_send_nonsense_say_nothing(rig) -> None:
     a, _ = await rig.ready("a", "b")
     number = 0
