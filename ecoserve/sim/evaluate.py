@@ -36,6 +36,10 @@ class Candidate:
         split = isinstance(self.system, DistServe | MoonCake)
         return self.bound.any if split else self.bound.alike
 
+    def seconds(self, cell: Cell) -> float:
+        """How long its runs measure: the same for every system, as shorter runs flatter."""
+        return seconds(cell, self.bound.alike)
+
 
 def evaluate(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
     """The cell's figures as JSON holds them: rates in requests/s, times in seconds.
@@ -218,7 +222,7 @@ def _goodput(
         guess=one.guess,
         near=near,
         seeds=seeds,
-        seconds=part * seconds(cell, one.guess),
+        seconds=part * one.seconds(cell),
         warmup=cell.warmup,
         resolution=resolution,
         published=cell.published,
@@ -227,7 +231,7 @@ def _goodput(
 
 
 def _latencies(cell: Cell, one: Candidate, rate: float) -> dict[str, Any]:
-    count = math.ceil(rate * seconds(cell, one.guess))
+    count = math.ceil(rate * one.seconds(cell))
     _, summary = _play(cell, one.cluster, one.system, rate, cell.seeds[0], count)
     return {
         "attainment": summary.attainment,

@@ -288,7 +288,9 @@ class Experiment(_Study):
     gpu: _Name
     gpus: Annotated[tuple[Annotated[int, Field(ge=1)], ...], _Many] = ()
     instances: Annotated[tuple[Annotated[int, Field(ge=1)], ...], _Many] = ()
-    layout: Annotated[tuple[Layout | Literal["usual", "best"], ...], _Many] = ("usual",)
+    layout: Annotated[tuple[Layout | Literal["usual", "best"], ...], _Many, Field(min_length=1)] = (
+        "usual",
+    )
     data: _Name = ("sharegpt",)
     percentile: Annotated[
         tuple[Annotated[float, Field(gt=0, le=100)], ...], _Many, Field(min_length=1)

@@ -20,7 +20,8 @@ begins with the shorter ones of its seed."""
 
 _Unit = Callable[[int], Sequence[Arrival]]
 
-# Student's t for 95 %, two-sided, by degrees of freedom.
+# Student's t for 95 %, two-sided, by degrees of freedom; the last stands for all above, for which
+# it is too wide rather than too narrow.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # Below this part of the guess a system counts as unable to keep its promises at any rate.
 _LEAST = 1 / 256
@@ -57,7 +58,8 @@ def goodput(
     """The highest rate with attainment >= ``target`` and a stable queue.
 
     Searches around ``guess`` (the fluid bound is a good one), or from ``near``, a rate found for
-    much the same, to a relative ``resolution``; 0 where not even a hundredth of the guess is kept.
+    much the same, to a relative ``resolution``; 0 where not even a hundredth of the guess is kept,
+    or only rates at which no request arrives in the measured time.
     Each run's arrivals span ``warmup`` + ``seconds`` and those of the warm-up do not count. Every
     rate of a seed plays the same requests closer together or further apart (common random numbers),
     so systems are compared on the same requests. ``published``: attainment by the paper's
@@ -96,7 +98,7 @@ def goodput(
     middle = mean(rates)
     spread = 0.0
     if len(rates) > 1:
-        t = _T[len(rates) - 2] if len(rates) - 2 < len(_T) else 1.96
+        t = _T[min(len(rates) - 2, len(_T) - 1)]
         spread = t * stdev(rates) / math.sqrt(len(rates))
     return Goodput(middle, max(middle - spread, 0.0), middle + spread, tuple(rates))
 
@@ -213,8 +215,8 @@ def _keeps(
 ) -> bool:
     """Whether the system keeps its promises; the run ends as soon as that is certain."""
     counted = sum(arrival.at >= warmup for arrival in arrivals)
-    if not counted:
-        raise ValueError("seconds: no request arrives after the warm-up")
+    if not counted:  # so low a rate that the run shows nothing
+        return False
     allowed = math.floor((1 - target) * counted + 1e-9)
     judge = _Judge(len(arrivals), counted, allowed, warmup, published)
     result = simulate(system, cluster, arrivals, slo, options, judge)

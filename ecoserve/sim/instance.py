@@ -143,10 +143,10 @@ class Instance:
     # --- what comes and goes
 
     def fits(self, prompt: int, output: int) -> bool:
-        """Whether a request of these lengths can ever be served."""
+        """Whether a request of these lengths can be served, wherever it is preempted: it then comes
+        back as one prompt, which must leave the reserve alone."""
         memory = self.memory
-        whole = memory.blocks(prompt + output - 1)
-        return whole <= memory.total and memory.blocks(prompt) <= memory.total - memory.reserve
+        return memory.blocks(prompt + output - 1) <= memory.total - memory.reserve
 
     def held(self, sequence: Sequence) -> int:
         """Tokens of its prompt that are in the prefix cache."""

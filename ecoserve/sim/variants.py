@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -52,7 +53,16 @@ def check(name: str, settings: Mapping[str, Any]) -> None:
             allowed = ", ".join(sorted(fields))
             raise ValueError(f"system {name} has no setting {setting!r}; it has: {allowed}")
     if kind is EcoServe:
-        make(_policy(name), settings.get("settings"))
+        own = settings.get("settings", {})
+        if not (isinstance(own, Mapping) and all(map(_is_number, own.values()))):
+            raise ValueError(
+                f"system {name}: settings must be numbers by name, as guard: 0.02, not {own!r}"
+            )
+        make(_policy(name), own)
+    if "late_wait" in settings:
+        wait = settings["late_wait"]
+        if not (_is_number(wait) and 0 <= wait < math.inf):
+            raise ValueError(f"system {name}: late_wait must be 0 s or more, not {wait!r}")
     for field, allowed_values in (
         ("routing", ROUTINGS),
         ("late", ("serve", "shed")),
@@ -69,9 +79,8 @@ def check(name: str, settings: Mapping[str, Any]) -> None:
             )
 
 
-def searched(name: str) -> bool:
-    """Whether the system's setting is to be searched."""
-    return name.endswith(f"-{BEST}")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def build(
@@ -177,14 +186,15 @@ def _candidates(
 
 
 def between(system: System, chunks: Sequence[int]) -> list[System]:
-    """Finer settings on both sides of one that a search over ``chunks`` chose.
+    """Finer settings on both sides of one that a search over ``chunks`` chose, and beyond their
+    ends if it is the least or the largest.
 
     The best chunk's peak is sharp; other settings have no finer ones.
     """
     if not isinstance(system, Sarathi):
         return []
-    below = max((c for c in chunks if c < system.chunk), default=system.chunk)
-    above = min((c for c in chunks if c > system.chunk), default=system.chunk)
+    below = max((c for c in chunks if c < system.chunk), default=system.chunk // 2)
+    above = min((c for c in chunks if c > system.chunk), default=system.chunk * 2)
     middles = {round((system.chunk * c) ** 0.5 / 16) * 16 for c in (below, above)}
     return [
         dataclasses.replace(system, chunk=chunk)

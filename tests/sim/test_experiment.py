@@ -155,6 +155,13 @@ def test_finer_chunks_lie_between_the_neighbours() -> None:
     assert variants.between(VLLM(), (64, 128)) == []
 
 
+def test_finer_chunks_go_beyond_the_ends() -> None:
+    """A best chunk at the end of a coarse grid may have a better one outside."""
+    least, most = (variants.between(Sarathi(chunk=c), (128, 256)) for c in (128, 256))
+    assert [s.chunk for s in least if isinstance(s, Sarathi)] == [96, 176]
+    assert [s.chunk for s in most if isinstance(s, Sarathi)] == [176, 368]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -183,6 +190,19 @@ def test_finer_chunks_lie_between_the_neighbours() -> None:
             {"systems": [{"system": "paced", "settings": {"x": 1}}]},
             "policy paced has no setting 'x'",
         ),
+        (
+            {"systems": [{"system": "paced", "settings": 3}]},
+            "system paced: settings must be numbers by name, as guard: 0.02, not 3",
+        ),
+        (
+            {"systems": [{"system": "paced", "settings": {"guard": "a"}}]},
+            "system paced: settings must be numbers by name",
+        ),
+        (
+            {"systems": [{"system": "paced", "late_wait": -1}]},
+            "system paced: late_wait must be 0 s or more, not -1",
+        ),
+        ({"layout": []}, "layout: .*at least 1 item"),
         ({"mixing": -0.1}, "mixing.0: .*greater than or equal to 0"),
         ({"bus": 0}, "bus.0"),
         ({"seeds": [1], "tune_seeds": [1]}, r"seeds and tune_seeds must differ, both have \[1\]"),

@@ -219,6 +219,17 @@ def test_what_can_never_fit_is_shed() -> None:
     assert [o.shed for o in outcomes] == [True, True, False]
 
 
+def test_what_could_not_come_back_after_a_preemption_is_shed() -> None:
+    """50 blocks, 5 of them kept free. The second request would be preempted at 47 blocks, and its
+    next prefill would so block all behind it for ever."""
+    come = arrivals((0.0, 16, 60), (0.0, 700, 60), (0.1, 100, 8))
+    options = Options(watermark=0.1)
+    a, b, c = simulate(VLLM(), one(Plain(kv_tokens=800)), come, LOOSE, options).outcomes
+    assert [o.shed for o in (a, b, c)] == [False, True, False]
+    assert math.isfinite(a.end)
+    assert math.isfinite(c.end)
+
+
 def test_first_come_first_served() -> None:
     rng = np.random.default_rng(5)
     come = [

@@ -210,15 +210,17 @@ def test_ending_a_run_early_does_not_change_its_verdict(system: System, publishe
         assert kept == (met >= target and summary.stable), rate
 
 
-def test_no_rate_keeps_what_cannot_be_kept() -> None:
+# A run of a second shows no request at all at the lowest rates that are tried.
+@pytest.mark.parametrize(("guess", "seconds"), [(40.0, 60.0), (1.0, 1.0)])
+def test_no_rate_keeps_what_cannot_be_kept(guess: float, seconds: float) -> None:
     found = goodput(
         VLLM(),
         Cluster(Plain(), 1),
         ones(output=5),
         SLO(1.0, 0.005),
-        guess=40.0,
+        guess=guess,
         seeds=(1,),
-        seconds=60.0,
+        seconds=seconds,
         warmup=5.0,
     )
     assert found.rate == found.low == found.high == 0.0
