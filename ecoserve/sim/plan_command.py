@@ -9,25 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ecoserve.sim.commands import described, err, out, show, told
+from ecoserve.sim.console import err, out, show, told
 from ecoserve.sim.options import (
-    Bus,
-    Cv,
-    Data,
-    GpuName,
     JsonFile,
-    Mixing,
-    ModelName,
-    Overlap,
     Percentile,
-    Pp,
     Price,
     Requests,
+    Scenario,
     Seeds,
     Systems,
-    Tpot,
-    Ttft,
     Warmup,
+    with_scenario,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +30,9 @@ if TYPE_CHECKING:
 _APART = 1.1
 
 
+@with_scenario
 def plan(
+    scenario: Scenario,
     rate: Annotated[
         float | None,
         typer.Option("--rate", "-r", help="Requests a second to serve; finds the GPUs."),
@@ -47,19 +41,9 @@ def plan(
         int | None,
         typer.Option("--gpus", min=1, help="GPUs to use; finds the rate. With --rate, the most."),
     ] = None,
-    model: ModelName = "CodeLlama-34B",
-    gpu: GpuName = "L20",
     tp: Annotated[
         int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else searched.")
     ] = None,
-    pp: Pp = 1,
-    data: Data = "sharegpt",
-    ttft_slo: Ttft = None,
-    tpot_slo: Tpot = None,
-    cv: Cv = None,
-    mixing: Mixing = 0.0,
-    overlap: Overlap = 0.0,
-    bus: Bus = None,
     system: Systems = ["default"],  # noqa: B006
     percentile: Percentile = 90,
     requests: Requests = 2000,
@@ -79,9 +63,8 @@ def plan(
 
         if rate is None and gpus is None:
             raise ValueError("either --rate or --gpus must be given")
-        values = locals() | {"gpus": gpus or 128}
-        experiment = described(
-            values,
+        scenario = dataclasses.replace(scenario, gpus=gpus or 128, tp=tp)
+        experiment = scenario.experiment(
             systems=system,
             layout=None if tp is not None else "best",
             percentile=percentile,
@@ -89,6 +72,7 @@ def plan(
             warmup=warmup,
             resolution=0.02,
             seeds=list(range(11, 11 + seeds)),
+            price=price,
         )
         cells = list(experiment.cells())
         cell = cells[0]

@@ -18,6 +18,7 @@ Row = dict[str, Any]
 # What shows results, and cannot change them.
 _SHOWN_ONLY = {
     "commands.py",
+    "console.py",
     "matrix.py",
     "options.py",
     "plan.py",

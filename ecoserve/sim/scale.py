@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from ecoserve.policy import mitosis
 from ecoserve.policy.signals import Expand, Settings
-from ecoserve.policy.state import SLO
 from ecoserve.sim.dynamic import Dynamic, Moment
 from ecoserve.sim.engine import simulate
 from ecoserve.sim.measure import summarise
@@ -101,7 +100,6 @@ def play(
     system: Dynamic,
     cluster: Cluster,
     workload: Workload,
-    slo: SLO,
     plan: Sequence[Stage],
     seed: int,
 ) -> Run:
@@ -112,7 +110,7 @@ def play(
         replace(system, moments=moments),
         cluster,
         arrivals(workload, plan, seed),
-        slo,
+        workload.slo,
         Options(seed=seed),
     )
     summary = summarise(result.outcomes)

@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from ecoserve.sim.commands import err, out, told
-from ecoserve.sim.options import Cv, Data, GpuName, JsonFile, Mixing, ModelName, Seed, Tpot, Ttft
+from ecoserve.sim.console import drawing, err, out, told
+from ecoserve.sim.options import (
+    Cv,
+    Data,
+    GpuName,
+    JsonFile,
+    Mixing,
+    ModelName,
+    Seed,
+    Tpot,
+    Ttft,
+    promise,
+)
 
 if TYPE_CHECKING:
     from ecoserve.sim.scale import Run, Stage
@@ -56,7 +67,6 @@ def scale(
     one macro instance; fixed: no growth.
     """
     with told():
-        from ecoserve.policy.state import SLO
         from ecoserve.sim import scale as steps
         from ecoserve.sim import workload
         from ecoserve.sim.experiment import Layout, make_cluster
@@ -64,14 +74,13 @@ def scale(
         if unknown := [name for name in variant if name not in VARIANTS]:
             raise ValueError(f"--variant must be one of {', '.join(VARIANTS)}, not {unknown[0]!r}")
         cluster = make_cluster(model, gpu, most * tp, Layout(tp=tp), mixing=mixing)
-        work = workload.load(data, slo=None, cv=cv)
-        promise = SLO(ttft_slo or work.slo.ttft, tpot_slo or work.slo.tpot)
+        work = workload.load(data, slo=promise(data, ttft_slo, tpot_slo), cv=cv)
         plan = steps.stages(rate, 60 * minutes)
         known = steps.variants(start, most, lower, upper, startup)
         runs = []
         for name in dict.fromkeys(variant):
             with err.status(f"{name}: {sum(s.seconds for s in plan) / 60:g} simulated minutes"):
-                runs.append(steps.play(name, known[name], cluster, work, promise, plan, seed))
+                runs.append(steps.play(name, known[name], cluster, work, plan, seed))
         _show(runs, plan)
         if json_file is not None:
             given = {"model": model, "gpu": gpu, "tp": tp, "data": data, "mixing": mixing}
@@ -107,11 +116,7 @@ def _show(runs: Sequence[Run], plan: Sequence[Stage]) -> None:
 
 def draw(runs: Sequence[Run], plan: Sequence[Stage], path: Path, title: str) -> None:
     """Attainment, and below it the instances and the load, over time."""
-    try:
-        from ecoserve.sim import plots
-    except ImportError as error:
-        raise ValueError(f"plots need the bench extra (ecoserve[bench]): {error}") from error
-    plots.over_time(
+    drawing().over_time(
         {run.name: run.curve for run in runs},
         {run.name: [(m.at / 60, m.wanted) for m in run.moments] for run in runs},
         [(s.rate, s.seconds / 60) for s in plan],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from ecoserve.sim.experiment import Experiment
+from ecoserve.sim.experiment import Cell, Experiment
 from ecoserve.sim.plots import Curve
 from ecoserve.sim.report import Pairs, dollars, number, rate
 from ecoserve.sim.results import Row
@@ -27,9 +27,10 @@ SEARCHED = SYSTEMS | {
 }
 CLAIMED = {"vLLM": 12.4, "Sarathi": 15.7, "DistServe": 18.2, "MoonCake": 20.1, "EcoServe": 36.8}
 """Claimed throughput in requests/s; it is not said for which of the models."""
+CLAIMED_FOR = "sharegpt"
 
 MODELS = ("Llama-30B", "CodeLlama-34B")
-DATA = ("sharegpt", "longbench", "alpaca")
+DATA = (CLAIMED_FOR, "longbench", "alpaca")
 GPUS = 32
 SCALE = (16, 32, 64, 128)
 
@@ -60,17 +61,22 @@ def experiments(
         "name": "scaling",
         "model": "CodeLlama-34B",
         "gpus": list(SCALE),
-        "data": "sharegpt",
+        "data": CLAIMED_FOR,
         **common,
     }
     return Experiment.model_validate(table), Experiment.model_validate(scaling)
 
 
+def in_order(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells as they are run: ShareGPT first, the scaling's with it."""
+    return sorted(cells, key=lambda cell: cell.data != CLAIMED_FOR)
+
+
 def main_table(pairs: Pairs, model: str, title: str) -> Table:
-    """Found beside claimed for one model on ShareGPT, and goodput on the other data sets."""
+    """All five systems for one model on each data set, on the first with what is claimed."""
     table = Table(title=title, title_justify="left")
+    table.add_column("data")
     table.add_column("system")
-    others = [data for data in DATA if data != "sharegpt"]
     for head in (
         "claimed\nreq/s",
         "EcoServe's\nlead claimed",
@@ -80,30 +86,31 @@ def main_table(pairs: Pairs, model: str, title: str) -> Table:
         "TTFT s\nP50/P90",
         "TPOT ms\nP50/P90",
         "$ for 1000\nrequests",
-        *(f"{data}\nreq/s" for data in others),
     ):
         table.add_column(head, justify="right", no_wrap=True)
     rows: dict[tuple[str, str], Row | None] = {
         (cell.system.name, cell.data): row for cell, row in pairs if cell.model == model
     }
-    ours = rate(rows.get(("EcoServe", "sharegpt")))
     ttft = "ttft_with_switch_wait" if pairs[0][0].published else "ttft"
-    for name in SYSTEMS:
-        row = rows.get((name, "sharegpt"))
-        found = rate(row)
-        figures = row["figures"] if row else {}
-        table.add_row(
-            _named(name, figures),
-            f"{CLAIMED[name]:.1f}",
-            f"{CLAIMED['EcoServe'] / CLAIMED[name]:.2f}",
-            _interval(row),
-            f"{ours / found:.2f}" if ours and found else "–",
-            f"{figures['share']:.2f}" if found else "–",
-            _pair(figures.get(ttft), 1, 2),
-            _pair(figures.get("tpot"), 1000, 0),
-            dollars(figures.get("cost")),
-            *(_interval(rows.get((name, data))) for data in others),
-        )
+    for data in DATA:
+        table.add_section()
+        ours = rate(rows.get(("EcoServe", data)))
+        for name in SYSTEMS:
+            row = rows.get((name, data))
+            found = rate(row)
+            figures = row["figures"] if row else {}
+            claimed = (f"{CLAIMED[name]:.1f}", f"{CLAIMED['EcoServe'] / CLAIMED[name]:.2f}")
+            table.add_row(
+                data,
+                _named(name, figures),
+                *(claimed if data == CLAIMED_FOR else ("–", "–")),
+                _interval(row),
+                f"{ours / found:.2f}" if ours and found else "–",
+                f"{figures['share']:.2f}" if found else "–",
+                _pair(figures.get(ttft), 1, 2),
+                _pair(figures.get("tpot"), 1000, 0),
+                dollars(figures.get("cost")),
+            )
     return table
 
 

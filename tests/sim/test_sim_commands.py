@@ -16,6 +16,7 @@ from ecoserve.cli import app
 from ecoserve.sim import evaluate, parallel
 from ecoserve.sim import table as tables
 from ecoserve.sim.experiment import parse
+from ecoserve.sim.goodput import Goodput
 
 PNG = b"\x89PNG"
 TINY = ["--model", "Llama-3-8B", "--gpu", "L20", "--gpus", "2", "--data", "alpaca"]
@@ -171,6 +172,23 @@ def test_a_search_is_tuned_on_other_seeds_than_it_is_tested_on(
     assert high < 0.9
 
 
+def test_all_systems_are_measured_over_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer runs find lower rates."""
+    seconds: list[float] = []
+
+    def watched(*_: Any, **fields: Any) -> Goodput:
+        seconds.append(fields["seconds"])
+        return Goodput(0.0, 0.0, 0.0, (0.0,))
+
+    monkeypatch.setattr(evaluate, "goodput", watched)
+    systems = ["default", "vllm", "distserve-1:1", "mooncake-1:1"]
+    document = STUDY | {"data": "sharegpt", "requests": 1000, "systems": systems}
+    for cell in parse(document, "test").cells():
+        evaluate.evaluate(cell)
+    assert len(seconds) == 4
+    assert len(set(seconds)) == 1
+
+
 def test_layouts_are_searched(tmp_path: Path) -> None:
     (cell,) = parse(STUDY | {"layout": "best"}, "test").cells()
     figures = evaluate.evaluate(cell)
@@ -232,6 +250,8 @@ def test_matrix_runs_what_is_asked_and_marks_the_rest(tmp_path: Path) -> None:
         (["run", "-s", "sarathi-best"], "a single run needs one setting, not a search"),
         (["run", "--rate", "0"], "rate must be a positive"),
         (["run", "--mixing", "-1"], "mixing"),
+        (["run", "--tpot-slo", "0"], "--tpot-slo must be a positive number of seconds, not 0"),
+        (["scale", "--ttft-slo", "0"], "--ttft-slo must be a positive number of seconds, not 0"),
         (["goodput", "--percentile", "0"], "percentile"),
         (["compare", "none.yaml"], "none.yaml cannot be read"),
         (["trace", "--overlap", "2"], "overlap"),
@@ -252,6 +272,9 @@ def test_traces_need_slos(tmp_path: Path) -> None:
     assert "needs SLOs" in " ".join(refused.output.split())
     shown = worked("sim", "run", *TINY[:-1], path, *SHORT, "--rate", 2, "--ttft-slo", 1)
     assert "100.0%" in shown
+    steps = ["--minutes", 0.5, "--rate", 2, "--from", 1, "--to", 1, "-v", "fixed"]
+    one = [*TINY[:4], "--tp", 1, "--data", path, "--ttft-slo", 1]
+    assert "100.0" in worked("sim", "scale", *steps, *one)
 
 
 def test_help_names_every_command() -> None:

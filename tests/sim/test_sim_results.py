@@ -174,9 +174,11 @@ def test_the_table_puts_claimed_beside_found() -> None:
         }
         pairs.append((cell, row(cell, values, 0.0)))
     shown = text(table.main_table(pairs, "Llama-30B", "t"))
-    vllm = next(line for line in shown.splitlines() if "vLLM" in line)
-    cells = [part.strip() for part in vllm.split("│")[1:-1]]
+    vllm = [line for line in shown.splitlines() if "vLLM" in line]
+    cells = [[part.strip() for part in line.split("│")[1:-1]] for line in vllm]
+    found = ["8 ± 1", "1.50", "0.40", "0.50/1.25", "50/80", "1"]
     assert cells == [
-        *("vLLM", "12.4", "2.97", "8 ± 1", "1.50", "0.40", "0.50/1.25", "50/80", "1"),
-        *("8 ± 1", "8 ± 1"),
+        ["sharegpt", "vLLM", "12.4", "2.97", *found],
+        ["longbench", "vLLM", "–", "–", *found],
+        ["alpaca", "vLLM", "–", "–", *found],
     ]
