@@ -51,6 +51,11 @@ class Plan:
     def cost(self) -> float:
         return self.hourly / 3600 / self.goodput
 
+    @property
+    def capacity(self) -> float:
+        """Requests a second that one instance serves: ``spec.autoscaling.capacity``."""
+        return self.goodput / self.instances
+
 
 def best(
     cells: Sequence[Cell], rate: float | None = None, progress: Progress = lambda _: None

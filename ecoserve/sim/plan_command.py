@@ -85,7 +85,12 @@ def plan(
             out.print(line, markup=False, soft_wrap=True)
         if json_file is not None:
             lines = [
-                {**dataclasses.asdict(p), "layout": p.layout.model_dump(), "cost": p.cost}
+                {
+                    **dataclasses.asdict(p),
+                    "layout": p.layout.model_dump(),
+                    "cost": p.cost,
+                    "capacity": p.capacity,
+                }
                 for p in plans
             ]
             settings = cell.model_dump(
@@ -103,7 +108,8 @@ def advice(cell: Cell, plans: Sequence[Plan]) -> Iterator[str]:
         yield (
             f"Take {_several(ours.instances, 'instance')} of {ours.layout} on {ours.gpus} "
             f"{cell.gpu}, macro instances of {ours.lower} to {ours.upper}: "
-            f"{ours.goodput:.3g} requests/s, ${ours.hourly:.2f} an hour."
+            f"{ours.goodput:.3g} requests/s, ${ours.hourly:.2f} an hour "
+            f"(spec.autoscaling.capacity: {ours.capacity:.3g} requests/s an instance)."
         )
     if not best.ours:
         yield (

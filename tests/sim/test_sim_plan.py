@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ecoserve.cli import app
+from ecoserve.policy.autoscale import decide
+from ecoserve.policy.signals import Contract, Expand, Known, Settings, Signals
 from ecoserve.sim.evaluate import holds
 from ecoserve.sim.experiment import Cell, Layout, parse
 from ecoserve.sim.plan import Plan, best, for_gpus, for_rate
@@ -56,6 +58,50 @@ def test_for_rate_takes_the_fewest_gpus_that_hold() -> None:
     fewer = cell(layout={"tp": 1}, gpus=1)
     assert not holds(fewer, 1.7 * one)
     assert holds(cell(layout={"tp": 1}, gpus=2), 1.7 * one)
+
+
+def settled(rate: float, capacity: float, begin: int, settings: Settings) -> int:
+    """Instances that predictive scaling stays at when it knows all, before use has shown it."""
+    count = begin
+    for _ in range(20):
+        use = rate / (capacity * count)
+        signals = Signals(
+            accepted=Known(count),
+            violations=Known(0),
+            use_low=Known(0),
+            ttft=Known(0),
+            waiting=Known(0),
+            use_high=Known(use),
+            idle=Known(0),
+            saved=Known(0),
+            arrivals=Known(rate),
+            arrivals_high=Known(rate),
+            capacity=Known(capacity),
+        )
+        after = decide(signals, count, 1, 20, settings, [], 0.0).after
+        if after == count:
+            return count
+        count = after
+    raise AssertionError(f"still moving at {count}")
+
+
+@pytest.mark.parametrize(("load", "planned", "grown", "shrunk"), [(1.9, 2, 2, 3), (5.2, 5, 6, 8)])
+def test_predictive_scaling_asks_for_the_plan_and_its_room(
+    load: float, planned: int, grown: int, shrunk: int
+) -> None:
+    """With the plan's capacity and no room it asks for as many as the plan; with the room that it
+    keeps for more (use of 85 % at most, 62.5 % after a step down) for that many more."""
+    alone = cell(layout={"tp": 1})
+    rate = load * for_gpus(cell(layout={"tp": 1}, gpus=1))[0].goodput
+    (plan,) = for_rate(alone, rate)
+    assert plan.instances == planned
+    usual = Settings(strategy="predictive")
+    assert settled(rate, plan.capacity, 1, usual) == grown
+    assert settled(rate, plan.capacity, 10, usual) == shrunk
+    full = Settings(Expand(use=1.0), Contract(use=0.999), "predictive")
+    assert (
+        settled(rate, plan.capacity, 1, full) == settled(rate, plan.capacity, 10, full) == planned
+    )
 
 
 def test_a_given_layout_is_kept() -> None:
@@ -112,6 +158,7 @@ def test_the_command(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["asked"] == {"rate": None, "gpus": 4}
     assert found["plans"][0]["hourly"] == 8
+    assert found["plans"][0]["capacity"] == found["plans"][0]["goodput"]  # of one instance
     assert found["settings"]["data"] == "sharegpt"
 
 
@@ -124,6 +171,7 @@ def test_the_advice_is_what_ecoserve_runs_and_what_it_is_behind() -> None:
         return " ".join(advice(cell(), plans))
 
     assert said(ours).startswith("Take 1 instance of TP1 on 1 L20, macro instances of 2 to 4")
+    assert "spec.autoscaling.capacity: 4 requests/s" in said(replace(ours, instances=2))
     assert "instances of their own" not in said(ours)
     assert "a bound 20% above this layout's" in said(replace(ours, apart=12.0))
     assert "distserve-1p does better, which EcoServe does not run" in said(apart, ours)
