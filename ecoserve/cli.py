@@ -16,9 +16,12 @@ from ecoserve.bench.options import bench
 from ecoserve.policy import DEFAULT, POLICIES
 from ecoserve.sim import commands as sim
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.command()(bench)
-sim.register(app)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # a fault of ours is reported as Python does
+)
 
 
 class Late(StrEnum):
@@ -41,13 +44,14 @@ def _ecoserve(
     """LLM serving with prefill and decode separated in time."""
 
 
-@app.command()
+@app.command(short_help="Serve a model on this machine, until Ctrl-C.")
 def up(
     workers: Annotated[
         int, typer.Option("--workers", "--instances", help="Instances to run, at first.")
     ] = 2,
     max_workers: Annotated[
-        int | None, typer.Option("--max", help="The most instances, as the load asks for them.")
+        int | None,
+        typer.Option("--max", help="The most instances, as the load asks for them; else no more."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.", min=1, max=65535)] = 8000,
@@ -60,7 +64,8 @@ def up(
     ] = None,
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = DEFAULT,
     policy_setting: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A policy's setting; repeat.")
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="A setting of the policy; repeat."),
     ] = None,
     ttft_slo: Annotated[
         float | None, typer.Option(help="Seconds to the first token; else derived.")
@@ -75,7 +80,8 @@ def up(
         int, typer.Option(help="Requests that may wait; of more, some get a 429.")
     ] = 1024,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="Ask clients for this key; repeat for more.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Ask clients for this key; repeat for more."),
     ] = None,
     api_keys: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Ask for one of the keys in the file.")
@@ -102,7 +108,10 @@ def up(
         ),
     ] = False,
     macro: Annotated[
-        str | None, typer.Option(metavar="N_l:N_u", help="Sizes of macro instances, such as 2:4.")
+        str | None,
+        typer.Option(
+            metavar="N_l:N_u", help="Least and most instances of a macro instance, such as 2:4."
+        ),
     ] = None,
     scaling: Annotated[
         list[str] | None,
@@ -110,7 +119,10 @@ def up(
     ] = None,
     prometheus: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Scale by it; else by the scheduler's own metrics."),
+        typer.Option(
+            metavar="URL",
+            help="Prometheus to scale by; else the scheduler's own metrics. Needs --max.",
+        ),
     ] = None,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running answers get when it is stopped.")
@@ -201,6 +213,10 @@ def _words(arguments: str) -> tuple[str, ...]:
         return tuple(shlex.split(arguments))
     except ValueError as error:
         raise ValueError(f"--engine-args: {error}") from error
+
+
+app.command(short_help="Load an endpoint step by step, and find its goodput.")(bench)
+sim.register(app)
 
 
 def main() -> None:

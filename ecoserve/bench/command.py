@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 
@@ -27,34 +28,40 @@ _HEAD = (
 
 def bench(plan: Plan, console: Console, *, as_json: bool = False) -> int:
     """Runs a bench; its exit code. With ``as_json`` all figures go to standard output, as JSON."""
-    with Progress(
+
+    def failed(why: object) -> int:
+        console.print(str(why), style="red", markup=False, soft_wrap=True)
+        return 1
+
+    if plan.out is not None:
+        try:
+            plan.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return failed(f"--out: {error}")
+        if not os.access(plan.out, os.W_OK):
+            return failed(f"--out: {plan.out} cannot be written to")
+    progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         console=console,
         transient=True,
-    ) as progress:
-        watcher = _Terminal(console, progress)
-        try:
-            work = Bench(plan, watcher)
-        except ValueError as error:
-            console.print(f"[red]{error}[/red]")
-            return 1
-        try:
+    )
+    try:
+        work = Bench(plan, _Terminal(console, progress))
+        with progress:
             uvloop.run(_until_done(work))
-        except (EndpointError, ValueError) as error:
-            console.print(f"[red]{error}[/red]")
-            return 1
+    except (EndpointError, ValueError) as error:
+        return failed(error)
     found = work.found
     _conclude(found, console)
     if plan.out is not None and found.steps:
         try:
             for path in report.write(found, plan.out):
-                console.print(f"written: {path}")
+                console.print(f"written: {path}", markup=False, soft_wrap=True)
         except OSError as error:
-            console.print(f"[red]--out: {error}[/red]")
-            return 1
+            return failed(f"--out: {error}")
     if as_json:
         json.dump(report.document(found), sys.stdout, indent=1)
         print()

@@ -17,10 +17,13 @@ class Api(StrEnum):
 
 
 def bench(
-    url: Annotated[str, typer.Option(help="The endpoint, with or without /v1.")] = (
-        "http://127.0.0.1:8000"
-    ),
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY")] = None,
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The endpoint, with or without /v1.")
+    ] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", envvar="OPENAI_API_KEY", help="Sent with each call."),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model to ask for; else the only one that is served.")
     ] = None,
@@ -108,6 +111,9 @@ def bench(
         from ecoserve.bench.command import bench as run
         from ecoserve.bench.endpoint import Promise
         from ecoserve.bench.plan import Plan, numbers, whole_numbers
+
+        if out is not None:
+            from ecoserve.bench import plots  # noqa: F401 (not missing only when all was measured)
     except ModuleNotFoundError as error:
         console.print(f"[red]{error.name} is missing: pip install 'ecoserve\\[bench]'[/red]")
         raise typer.Exit(1) from error
@@ -141,7 +147,7 @@ def bench(
             out=out,
         )
     except ValueError as error:
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     sys.stdout.flush()
     raise typer.Exit(run(plan, console, as_json=as_json))

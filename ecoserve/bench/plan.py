@@ -82,7 +82,8 @@ class Plan:
         )
         must(0 <= self.think < math.inf, f"--think must be 0 s or more, not {self.think}")
         must(
-            self.timeout is None or self.timeout > 0, f"--timeout must be positive: {self.timeout}"
+            self.timeout is None or self.timeout > 0,
+            f"--timeout must be positive, not {self.timeout}",
         )
         for name in ("turns", "repeats", "most_rates", "unloaded_calls"):
             value = getattr(self, name)

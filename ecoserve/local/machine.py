@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import socket
@@ -65,8 +66,8 @@ def cpu_flags(cpuinfo: Path) -> set[str]:
     return set()
 
 
-def port_in_use(host: str, port: int) -> bool:
-    """Whether the port cannot be listened on at that address."""
+def cannot_listen(host: str, port: int) -> OSError | None:
+    """Why the port cannot be listened on at that address; None if it can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         # As a server does: connections of the last run that linger do not count.
@@ -74,9 +75,15 @@ def port_in_use(host: str, port: int) -> bool:
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except OSError:
-            return True
-    return False
+        except OSError as error:
+            return error
+    return None
+
+
+def port_in_use(host: str, port: int) -> bool:
+    """Whether somebody listens on the port at that address."""
+    error = cannot_listen(host, port)
+    return error is not None and error.errno == errno.EADDRINUSE
 
 
 def free_ports(count: int) -> list[int]:

@@ -98,12 +98,18 @@ def check(options: Options) -> None:
             raise SetupError(f"{name} must be a positive number of seconds, not {value:g}")
     if options.queue_limit < 1:
         raise SetupError(f"--queue-limit must be at least 1, not {options.queue_limit}")
-    if options.drain_timeout <= 0:
-        raise SetupError(f"--drain-timeout must be more than 0, not {options.drain_timeout:g}")
+    if not 0 < options.drain_timeout < float("inf"):
+        raise SetupError(
+            f"--drain-timeout must be a positive number of seconds, not {options.drain_timeout:g}"
+        )
+    url = options.prometheus
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise SetupError(f"--prometheus must begin with http:// or https://, not {url!r}")
     try:
         gateway_config(options, "127.0.0.1:1", "127.0.0.1:1")
     except ValueError as error:
-        raise SetupError(f"gateway: {error}") from error
+        field, _, rest = str(error).partition(" ")
+        raise SetupError(f"--{field.replace('_', '-')} {rest}") from error
     if not machine.engine_installed():
         raise SetupError("vLLM is not installed; pip install 'ecoserve[cpu]' (or [gpu])")
     try:
@@ -112,8 +118,12 @@ def check(options: Options) -> None:
         raise SetupError(str(error)) from error
     if machine.port_in_use(options.host, options.port):
         raise SetupError(
-            f"port {options.port} of {options.host} cannot be listened on (is another server "
-            f"running?); choose one with --port"
+            f"port {options.port} of {options.host} is in use (is another server running?); "
+            f"choose one with --port"
+        )
+    if why := machine.cannot_listen(options.host, options.port):
+        raise SetupError(
+            f"--host {options.host} --port {options.port} cannot be listened on: {why.strerror}"
         )
 
 

@@ -311,6 +311,7 @@ async def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         (["--turns", "0"], "--turns must be at least 1"),
         (["--cv", "0"], "--cv must be a positive number"),
         (["--url", "http://127.0.0.1:9"], "cannot be reached"),
+        (["--out", "/dev/null/x"], "--out: [Errno 20] Not a directory: '/dev/null/x'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], words: str) -> None:

@@ -57,9 +57,12 @@ def tiny(tmp_path: Path) -> Path:
         (["--ttft-slo", "-1"], "--ttft-slo must be a positive number of seconds, not -1"),
         (["--tpot-slo", "nan"], "--tpot-slo must be a positive number of seconds, not nan"),
         (["--queue-limit", "0"], "--queue-limit must be at least 1, not 0"),
-        (["--drain-timeout", "0"], "--drain-timeout must be more than 0, not 0"),
-        (["--body-limit", "7"], "body_limit must be 1 KiB to 2 GiB, not 7 bytes"),
-        (["--api-key", "a b"], "api_keys: number 1 is empty or holds spaces"),
+        (["--drain-timeout", "0"], "--drain-timeout must be a positive number of seconds, not 0"),
+        (["--drain-timeout", "inf"], "--drain-timeout must be a positive number of seconds"),
+        (["--prometheus", "nowhere"], "--prometheus must begin with http:// or https://"),
+        (["--host", "192.0.2.1"], "cannot be listened on: Cannot assign requested address"),
+        (["--body-limit", "7"], "--body-limit must be 1 KiB to 2 GiB, not 7 bytes"),
+        (["--api-key", "a b"], "--api-keys: number 1 is empty or holds spaces"),
         (["--api-keys", "/nonexistent"], "--api-keys: /nonexistent cannot be read"),
         (["--engine-args", "'"], "--engine-args: No closing quotation"),
     ],
@@ -77,8 +80,7 @@ def test_a_port_in_use() -> None:
         status, lines = up(port=port)
     assert status == 1
     assert lines == [
-        f"✗ port {port} of 127.0.0.1 cannot be listened on (is another server running?); "
-        "choose one with --port"
+        f"✗ port {port} of 127.0.0.1 is in use (is another server running?); choose one with --port"
     ]
 
 
