@@ -39,6 +39,7 @@ from ecoserve.sim.options import (
     Plot,
     Price,
     Published,
+    Rate,
     Requests,
     ResultsFile,
     Scenario,
@@ -46,6 +47,10 @@ from ecoserve.sim.options import (
     Seeds,
     Systems,
     Warmup,
+    not_negative,
+    positive,
+    to_draw,
+    to_write,
     with_scenario,
 )
 
@@ -63,10 +68,7 @@ app = typer.Typer(
 @with_scenario
 def run(
     scenario: Scenario,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", "-r", help="Requests a second; else 0.8 of the fluid bound."),
-    ] = None,
+    rate: Rate = None,
     system: Systems = ["default"],  # noqa: B006 (typer copies it)
     requests: Requests = 5000,
     warmup: Warmup = 150.0,
@@ -127,7 +129,10 @@ def goodput(
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="FILE", help="Draw attainment against rate (needs [bench])."
+            "--plot",
+            metavar="FILE",
+            help="Draw attainment against rate (needs [bench]).",
+            callback=to_draw,
         ),
     ] = None,
 ) -> None:
@@ -164,9 +169,9 @@ def goodput(
             draw_curves(cells, pairs, plot, jobs)
 
 
-@app.command()
+@app.command(short_help="Run experiment files and compare the systems' goodput.")
 def compare(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Experiments, YAML.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Experiments, YAML.")],
     jobs: Jobs = None,
     results: ResultsFile = None,
     fresh: Fresh = False,
@@ -202,7 +207,7 @@ def compare(
             draw_bars(pairs, plot, ", ".join(dict.fromkeys(one.name for one in experiments)))
 
 
-@app.command()
+@app.command(short_help="The five systems on 4 nodes x 8 L20, claimed and found.")
 def table(
     searched: Annotated[
         bool, typer.Option("--searched", help="Search the four systems' settings.")
@@ -210,7 +215,12 @@ def table(
     quick: Annotated[bool, typer.Option("--quick", help="Short runs, for orientation.")] = False,
     scaling: Annotated[
         Path | None,
-        typer.Option("--scaling", metavar="FILE", help="Also run 16 to 128 GPUs, and draw them."),
+        typer.Option(
+            "--scaling",
+            metavar="FILE",
+            help="Also run 16 to 128 GPUs, and draw them (needs [bench]).",
+            callback=to_draw,
+        ),
     ] = None,
     plain: Plain = False,
     mixing: Mixing = 0.0,
@@ -257,7 +267,7 @@ def table(
             out.print(f"drawn: {scaling}", markup=False)
 
 
-@app.command()
+@app.command(short_help="All models, data sets and GPUs against all systems.")
 def matrix(
     quick: Annotated[
         bool,
@@ -316,23 +326,35 @@ def matrix(
 def trace(
     scenario: Scenario,
     output: Annotated[
-        Path, typer.Option("--out", "-o", help="Chrome trace (chrome://tracing, ui.perfetto.dev).")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Chrome trace (chrome://tracing, ui.perfetto.dev).",
+            callback=to_write,
+        ),
     ] = Path("trace.json"),
     phases: Annotated[
         Path | None,
         typer.Option(
-            "--phases", metavar="FILE", help="Draw the instances' phases (needs [bench])."
+            "--phases",
+            metavar="FILE",
+            help="Draw the instances' phases (needs [bench]).",
+            callback=to_draw,
         ),
     ] = None,
-    shown: Annotated[float, typer.Option("--shown", help="Seconds that --phases draws.")] = 20.0,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", "-r", help="Requests a second; else 0.8 of the fluid bound."),
-    ] = None,
+    shown: Annotated[
+        float, typer.Option("--shown", help="Seconds that --phases draws.", callback=positive)
+    ] = 20.0,
+    rate: Rate = None,
     system: One = "default",
     requests: Requests = 500,
     warmup: Annotated[
-        float, typer.Option("--warmup", help="Seconds before the requests counted.")
+        float,
+        typer.Option(
+            "--warmup", help="Seconds before the requests counted.", callback=not_negative
+        ),
     ] = 30.0,
     seed: Seed = 11,
 ) -> None:
@@ -375,5 +397,5 @@ def register(root: typer.Typer) -> None:
     from ecoserve.sim.scale_command import scale
 
     app.command()(scale)
-    root.add_typer(app, name="sim")
-    root.command()(plan)
+    root.add_typer(app, name="sim", short_help="Simulate serving on GPUs that need not be there.")
+    root.command(short_help="Size a cluster of GPUs, by simulation.")(plan)

@@ -26,8 +26,9 @@ def told() -> Iterator[None]:
     """What is wrong with the input is told in a line, not as a traceback."""
     try:
         yield
-    except ValueError as error:
-        err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+    except (ValueError, OSError) as error:
+        line = " ".join(str(error).split())  # YAML's errors have several
+        err.print(f"error: {line}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         err.print("stopped; what was finished is kept", markup=False)
@@ -47,7 +48,10 @@ def run_cells(
     from ecoserve.sim.report import number, rate, reasons
     from ecoserve.sim.results import Results
 
-    results = Results(path)
+    try:
+        results = Results(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--results: {path} cannot be read: {error}") from error
     if fresh:
         results.forget(cells)
     _notice(results, cells, path)
@@ -94,8 +98,12 @@ def _bar() -> Progress:
 
 
 def show(table: Table) -> None:
-    """Prints a table at its natural width: figures that are cut off to fit are of no use."""
-    Console(highlight=False, width=max(out.width, 250)).print(table)
+    """Prints a table at its natural width: figures that are cut off to fit are of no use, and a
+    title that is broken to fit is hard to read."""
+    title, table.title = table.title, None
+    console = Console(highlight=False, width=max(out.width, 250))
+    console.print(title, style="italic", markup=False, soft_wrap=True)
+    console.print(table)
 
 
 def title_of(cell: Cell) -> str:

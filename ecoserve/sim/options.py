@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,15 +17,69 @@ if TYPE_CHECKING:
     from ecoserve.policy.state import SLO
     from ecoserve.sim.experiment import Experiment
 
-_SYSTEMS = (
+
+def _must(what: str, good: Callable[[float], bool]) -> Callable[[Any], Any]:
+    """The callback of an option whose value, or each of its values, must be ``good``."""
+
+    def check(value: Any) -> Any:
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and not good(one):
+                raise typer.BadParameter(f"must be {what}, not {one:g}")
+        return value
+
+    return check
+
+
+positive = _must("a positive number", lambda value: 0 < value < math.inf)
+not_negative = _must("a number from 0", lambda value: 0 <= value < math.inf)
+_share = _must("a number from 0 to 1", lambda value: 0 <= value <= 1)
+_percent = _must("above 0, 100 at most", lambda value: 0 < value <= 100)
+
+
+def to_write(path: Path | None) -> Path | None:
+    """The callback of an option that names a file to be written, so that no run is in vain."""
+    if path is None:
+        return None
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written")
+    return path
+
+
+def to_draw(path: Path | None) -> Path | None:
+    """The same of a picture."""
+    if path is None:
+        return None
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise typer.BadParameter(f"pictures need ecoserve[bench]: {error}") from error
+    if path.suffix[1:].lower() not in FigureCanvasBase.filetypes:
+        raise typer.BadParameter(
+            f"{path} must end in one of .{', .'.join(FigureCanvasBase.filetypes)}"
+        )
+    return to_write(path)
+
+
+_ONE = (
     "vllm, sarathi-CHUNK, distserve-P:D, mooncake-P:D, a policy (paper, padg, window, paced), "
-    "default; vllm-best, sarathi-best ... search the setting. Repeat for more."
+    "default"
 )
+_SYSTEMS = f"{_ONE}; vllm-best, sarathi-best ... search the setting. Repeat for more."
 
 Systems = Annotated[list[str], typer.Option("--system", "-s", metavar="NAME", help=_SYSTEMS)]
-One = Annotated[str, typer.Option("--system", "-s", metavar="NAME", help=_SYSTEMS[:-22])]
+One = Annotated[str, typer.Option("--system", "-s", metavar="NAME", help=f"{_ONE}.")]
 ModelName = Annotated[str, typer.Option("--model", help="Model, such as CodeLlama-34B.")]
 GpuName = Annotated[str, typer.Option("--gpu", help="GPU, such as L20.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        "--rate", "-r", help="Requests a second; else 0.8 of the fluid bound.", callback=positive
+    ),
+]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")]
 Tp = Annotated[
     int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else the usual one.")
@@ -33,24 +89,41 @@ Data = Annotated[
     str, typer.Option("--data", help="alpaca, sharegpt, longbench, or a trace (.csv, .jsonl[.gz]).")
 ]
 Ttft = Annotated[
-    float | None, typer.Option("--ttft-slo", help="Seconds to the first token; else the data's.")
+    float | None,
+    typer.Option(
+        "--ttft-slo", help="Seconds to the first token; else the data's.", callback=positive
+    ),
 ]
 Tpot = Annotated[
-    float | None, typer.Option("--tpot-slo", help="Seconds for each further token; else 0.1.")
+    float | None,
+    typer.Option("--tpot-slo", help="Seconds for each further token; else 0.1.", callback=positive),
 ]
 Cv = Annotated[
     float | None,
-    typer.Option("--cv", help="Burstiness: variation of the gaps (Gamma); 1 is Poisson."),
+    typer.Option(
+        "--cv", help="Burstiness: variation of the gaps (Gamma); 1 is Poisson.", callback=positive
+    ),
 ]
 Mixing = Annotated[
-    float, typer.Option("--mixing", help="How much longer a mixed step takes, such as 0.2.")
+    float,
+    typer.Option(
+        "--mixing", help="How much longer a mixed step takes, such as 0.2.", callback=not_negative
+    ),
 ]
-Overlap = Annotated[float, typer.Option("--overlap", help="Share of all-reduce that is hidden.")]
+Overlap = Annotated[
+    float, typer.Option("--overlap", help="Share of all-reduce that is hidden.", callback=_share)
+]
 Bus = Annotated[
-    float | None, typer.Option("--bus", help="All-reduce bus bandwidth, GB/s; else the GPU's.")
+    float | None,
+    typer.Option(
+        "--bus", help="All-reduce bus bandwidth, GB/s; else the GPU's.", callback=positive
+    ),
 ]
 Percentile = Annotated[
-    float, typer.Option("--percentile", "-p", help="Per cent of requests that keep both SLOs.")
+    float,
+    typer.Option(
+        "--percentile", "-p", help="Per cent of requests that keep both SLOs.", callback=_percent
+    ),
 ]
 Requests = Annotated[
     int,
@@ -58,7 +131,9 @@ Requests = Annotated[
         "--requests", "-n", min=1, help="Requests that a run measures, for two minutes at least."
     ),
 ]
-Warmup = Annotated[float, typer.Option("--warmup", help="Seconds that are not measured.")]
+Warmup = Annotated[
+    float, typer.Option("--warmup", help="Seconds that are not measured.", callback=not_negative)
+]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds are averaged.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 Jobs = Annotated[
@@ -67,21 +142,30 @@ Jobs = Annotated[
 ResultsFile = Annotated[
     Path | None,
     typer.Option(
-        "--results", metavar="FILE", help="Where finished cells are kept (.jsonl) and found again."
+        "--results",
+        metavar="FILE",
+        help="Where finished cells are kept (.jsonl) and found again.",
+        callback=to_write,
     ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what the results file has.")]
 Minutes = Annotated[
-    float | None, typer.Option("--minutes", help="Begin no cell after so many minutes.")
+    float | None,
+    typer.Option("--minutes", help="Begin no cell after so many minutes.", callback=not_negative),
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write results as JSON.")
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write results as JSON.", callback=to_write),
 ]
 CsvFile = Annotated[
-    Path | None, typer.Option("--csv", metavar="FILE", help="Write results as CSV.")
+    Path | None,
+    typer.Option("--csv", metavar="FILE", help="Write results as CSV.", callback=to_write),
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the goodputs (needs [bench]).")
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", help="Draw the goodputs (needs [bench]).", callback=to_draw
+    ),
 ]
 Plain = Annotated[
     bool,
@@ -97,7 +181,8 @@ Published = Annotated[
     ),
 ]
 Price = Annotated[
-    float | None, typer.Option("--price", help="Dollars an hour for a GPU; else indicative.")
+    float | None,
+    typer.Option("--price", help="Dollars an hour for a GPU; else indicative.", callback=positive),
 ]
 
 
@@ -137,7 +222,11 @@ class Scenario:
         if slo is not None:
             document["slo"] = {"ttft": slo.ttft, "tpot": slo.tpot}
         document |= {name: value for name, value in more.items() if value is not None}
-        return parse({k: v for k, v in document.items() if v is not None}, "options")
+        try:
+            return parse({k: v for k, v in document.items() if v is not None}, "options")
+        except ValueError as error:
+            message = str(error).removeprefix("options: ").removeprefix("experiment: ")
+            raise ValueError(message) from error
 
 
 def promise(data: str, ttft: float | None, tpot: float | None) -> SLO | None:
@@ -150,9 +239,6 @@ def promise(data: str, ttft: float | None, tpot: float | None) -> SLO | None:
 
     if ttft is None and tpot is None:
         return None
-    for option, value in (("--ttft-slo", ttft), ("--tpot-slo", tpot)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{option} must be a positive number of seconds, not {value}")
     known = DATASETS.get(data)
     if ttft is None:
         if known is None:

@@ -19,6 +19,7 @@ from ecoserve.sim.options import (
     Seeds,
     Systems,
     Warmup,
+    positive,
     with_scenario,
 )
 
@@ -35,7 +36,12 @@ def plan(
     scenario: Scenario,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", "-r", help="Requests a second to serve; finds the GPUs."),
+        typer.Option(
+            "--rate",
+            "-r",
+            help="Requests a second to serve; finds the GPUs.",
+            callback=positive,
+        ),
     ] = None,
     gpus: Annotated[
         int | None,

@@ -22,7 +22,9 @@ from ecoserve.sim.options import (
     Seed,
     Tpot,
     Ttft,
+    positive,
     promise,
+    to_draw,
 )
 
 if TYPE_CHECKING:
@@ -34,12 +36,23 @@ VARIANTS = ("mitosis", "predictive", "one", "fixed")
 def scale(
     variant: Annotated[
         list[str],
-        typer.Option("--variant", "-v", help=f"{', '.join(VARIANTS)}; repeat; default: all."),
+        typer.Option(
+            "--variant", "-v", metavar="NAME", help=f"{', '.join(VARIANTS)}; repeat; all else."
+        ),
     ] = list(VARIANTS),  # noqa: B006 (typer copies it)
     rate: Annotated[
-        list[float], typer.Option("--rate", "-r", help="Requests a second of a step; repeat.")
+        list[float],
+        typer.Option(
+            "--rate",
+            "-r",
+            metavar="RATE",
+            help="Requests a second of a step; repeat.",
+            callback=positive,
+        ),
     ] = [20, 25, 30, 35, 40, 45, 50],  # noqa: B006
-    minutes: Annotated[float, typer.Option("--minutes", help="Length of a step.")] = 2.0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Length of a step.", callback=positive)
+    ] = 2.0,
     start: Annotated[int, typer.Option("--from", min=1, help="Instances at first.")] = 8,
     most: Annotated[int, typer.Option("--to", min=1, help="The most instances.")] = 16,
     lower: Annotated[int, typer.Option("--lower", min=1, help="N_l.")] = 6,
@@ -58,7 +71,8 @@ def scale(
     seed: Seed = 11,
     json_file: JsonFile = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (needs [bench]).")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw it (needs [bench]).", callback=to_draw),
     ] = None,
 ) -> None:
     """Play a load that rises in steps on a cluster that grows with it.
@@ -73,6 +87,8 @@ def scale(
 
         if unknown := [name for name in variant if name not in VARIANTS]:
             raise ValueError(f"--variant must be one of {', '.join(VARIANTS)}, not {unknown[0]!r}")
+        if start > most:
+            raise ValueError(f"--from must be at most --to {most}, not {start}")
         cluster = make_cluster(model, gpu, most * tp, Layout(tp=tp), mixing=mixing)
         work = workload.load(data, slo=promise(data, ttft_slo, tpot_slo), cv=cv)
         plan = steps.stages(rate, 60 * minutes)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from ecoserve.sim.experiment import Cell, Experiment
-from ecoserve.sim.plots import Curve
 from ecoserve.sim.report import Pairs, dollars, number, rate
 from ecoserve.sim.results import Row
+
+if TYPE_CHECKING:
+    from ecoserve.sim.plots import Curve  # which needs matplotlib
 
 SYSTEMS = {
     "vLLM": "vllm",
