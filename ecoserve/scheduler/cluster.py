@@ -120,6 +120,7 @@ class Cluster:
             self._turn(ticket, _unavailable("the cluster was removed"))
         for name in list(self.instances):
             self._remove(name)
+        self._metrics.forget_cluster(self.name)
 
     def _remove(self, name: str) -> None:
         self.ledger.release_all(self.instances[name])

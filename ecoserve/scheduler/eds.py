@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from envoy.config.core.v3 import address_pb2, health_check_pb2
@@ -30,7 +30,12 @@ HOLD_S = 3.0
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
-def assignment(cluster: Cluster, now: float) -> Any | None:
+Known: TypeAlias = tuple[tuple[Endpoint, Endpoint | None, bool], ...]
+"""Of each instance where it serves, where its health is asked for if elsewhere, and whether it
+drains."""
+
+
+def known(cluster: Cluster, now: float) -> Known | None:
     """The cluster's endpoints; None while that is not known (see the module's text).
 
     Lost instances are left out once they have had time to come back. When every session is gone,
@@ -42,23 +47,31 @@ def assignment(cluster: Cluster, now: float) -> Any | None:
     ):
         return None
     all_lost = not any(i.connected for i in members)
-    endpoints = []
+    found = []
     for instance in members:
-        hello = instance.hello
-        if hello is None or not (instance.accepted or instance.draining):
+        hello, draining = instance.hello, instance.draining
+        if hello is None or not (instance.accepted or draining):
             continue
         if instance.state == "lost" and not (all_lost or instance.returning(now)):
             continue
-        status = health_check_pb2.DRAINING if instance.draining else health_check_pb2.HEALTHY
-        endpoint = endpoint_components_pb2.Endpoint(address=_address(hello.address))
-        if hello.health is not None:
-            endpoint.health_check_config.port_value = hello.health.port
-            endpoint.health_check_config.address.CopyFrom(_address(hello.health))
+        found.append((hello.address, hello.health, draining))
+    return tuple(found)
+
+
+def assignment(name: str, instances: Known) -> Any:
+    """The endpoints of the cluster ``name`` as Envoy is told them."""
+    endpoints = []
+    for address, health, draining in instances:
+        status = health_check_pb2.DRAINING if draining else health_check_pb2.HEALTHY
+        endpoint = endpoint_components_pb2.Endpoint(address=_address(address))
+        if health is not None:
+            endpoint.health_check_config.port_value = health.port
+            endpoint.health_check_config.address.CopyFrom(_address(health))
         endpoints.append(
             endpoint_components_pb2.LbEndpoint(endpoint=endpoint, health_status=status)
         )
     return endpoint_pb2.ClusterLoadAssignment(
-        cluster_name=cluster.name,
+        cluster_name=name,
         endpoints=[endpoint_components_pb2.LocalityLbEndpoints(lb_endpoints=endpoints)],
     )
 
@@ -108,7 +121,7 @@ class _Subscription:
         self.refused = ""
         self.wake = asyncio.Event()
         self._names: tuple[str, ...] = ()
-        self._sent: dict[str, bytes] | None = None
+        self._sent: dict[str, Known] | None = None
         self._version = 0
         self._nonce = 0
 
@@ -136,7 +149,7 @@ class _Subscription:
         """The next answer; None while there is nothing new to say or not all is known, or when it
         is ``refused``."""
         now = self._store.clock()
-        wanted = {}
+        wanted: dict[str, Known] = {}
         for name in self._names:
             cluster = self._store.clusters.get(name)
             if cluster is None:
@@ -144,19 +157,21 @@ class _Subscription:
             self.refused = peers.refusal(self._context, cluster.spec, "gateway") or ""
             if self.refused:
                 return None
-            found = assignment(cluster, now)
+            found = known(cluster, now)
             if found is not None:
                 wanted[name] = found
         # State of the world may be sent in parts for endpoints: what is not known yet is left out.
-        coded = {name: item.SerializeToString(deterministic=True) for name, item in wanted.items()}
-        if not coded or coded == self._sent:
+        if not wanted or wanted == self._sent:
             return None
-        self._sent = coded
+        self._sent = wanted
         self._version += 1
         self._nonce += 1
         return discovery_pb2.DiscoveryResponse(
             version_info=f"{self._store.started_at:.6f}-{self._version}",
             type_url=TYPE_URL,
             nonce=str(self._nonce),
-            resources=[any_pb2.Any(type_url=TYPE_URL, value=value) for value in coded.values()],
+            resources=[
+                any_pb2.Any(type_url=TYPE_URL, value=assignment(*item).SerializeToString())
+                for item in wanted.items()
+            ],
         )

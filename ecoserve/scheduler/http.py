@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
@@ -27,16 +28,15 @@ def app(store: Store) -> Starlette:
 
         return Route(path, serve)
 
+    async def metrics(_request: Request) -> Response:
+        # Of a thousand instances the text takes a second to write, in which picks must go on.
+        text = await asyncio.to_thread(store.metrics.exposition, store.gauges())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
     return Starlette(
         routes=[
             route("/healthz", lambda: PlainTextResponse("ok\n")),
-            route(
-                "/metrics",
-                lambda: Response(
-                    store.metrics.exposition(),
-                    media_type="text/plain; version=0.0.4; charset=utf-8",
-                ),
-            ),
+            Route("/metrics", metrics),
             route("/state", lambda: _json(state(store))),
             route("/timeline", lambda: _json(timeline(store))),
         ]
@@ -65,17 +65,13 @@ def _cluster(cluster: Cluster, now: float) -> dict[str, Any]:
             "output_tokens": cluster.learnt.output_tokens,
         },
         "macro_instances": {
-            name: {
-                "waiting": len(queue.waiting),
-                "late": len(queue.late),
-                "last": queue.last,
-                "instances": [
-                    _instance(cluster.instances[member], now)
-                    for member, home in cluster.members.items()
-                    if home == name
-                ],
+            macro.name: {
+                "waiting": len(cluster.macros[macro.name].waiting),
+                "late": len(cluster.macros[macro.name].late),
+                "last": cluster.macros[macro.name].last,
+                "instances": [_instance(cluster.instances[name], now) for name in macro.instances],
             }
-            for name, queue in cluster.macros.items()
+            for macro in cluster.spec.macro_instances
         },
         "others": [
             _instance(instance, now)

@@ -1,9 +1,10 @@
 """Prometheus metrics of the scheduler: counters and histograms as things happen, gauges of the
-instances read when asked."""
+instances taken when asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -170,9 +171,15 @@ class Metrics:
         for metric in self._by_instance:
             metric.remove_by_labels({"cluster": cluster, "instance": instance})
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def forget_cluster(self, cluster: str) -> None:
+        """Drops what is left of a cluster whose instances were forgotten."""
+        self._picks.pop(cluster, None)
+        for metric in (self._pick, self._sheds):
+            metric.remove_by_labels({"cluster": cluster})
+
+    def exposition(self, gauges: Gauges) -> bytes:
+        """All metrics in Prometheus' text format. Any thread may call this."""
+        return generate_latest(_Both(self.registry, gauges))
 
 
 def _outcome(done: session_pb2.Finished) -> str:
@@ -185,21 +192,30 @@ def _outcome(done: session_pb2.Finished) -> str:
     return "rejected" if done.status >= 400 else "ok"
 
 
-class Gauges(Collector):
-    """Gauges of what is so now; ``rows`` yields labels and values of each instance present."""
+class _Both(Collector):
+    def __init__(self, one: Collector, other: Collector) -> None:
+        self._both = one, other
 
-    def __init__(
-        self,
-        rows: Callable[[], Iterator[tuple[tuple[str, str, str], dict[str, float]]]],
-        queues: Callable[[], Iterator[tuple[tuple[str, str], dict[str, float]]]],
-    ) -> None:
+    def collect(self) -> Iterator[Metric]:
+        return chain.from_iterable(one.collect() for one in self._both)
+
+
+Row = tuple[tuple[str, ...], dict[str, float]]
+"""Labels, and figures by name."""
+
+
+class Gauges(Collector):
+    """Gauges as they were at one moment: ``rows`` of the instances that are present, and ``queues``
+    of the macro instances."""
+
+    def __init__(self, rows: Sequence[Row], queues: Sequence[Row]) -> None:
         self._rows = rows
         self._queues = queues
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
         for source, labels in ((self._rows, BY_INSTANCE), (self._queues, BY_INSTANCE[:2])):
-            for values, figures in source():
+            for values, figures in source:
                 for name, figure in figures.items():
                     family = families.get(name)
                     if family is None:

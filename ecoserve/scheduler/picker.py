@@ -32,6 +32,7 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 CLUSTER_METADATA = "x-ecoserve-cluster"
 MAX_WAIT_METADATA = "x-ecoserve-max-wait"
 MAX_WAIT_S = 60.0
+MOST_WAIT_S = 3600.0
 # So long after a start a cluster may yet be declared: a controller that takes over from one that
 # was killed waits for its lease to run out.
 DECLARED_WITHIN_S = 30.0
@@ -68,7 +69,8 @@ class _Stream:
         self.buffered = True
         metadata = dict(context.invocation_metadata() or ())
         self.cluster_name = metadata.get(CLUSTER_METADATA)
-        self.max_wait = _seconds(metadata.get(MAX_WAIT_METADATA), MAX_WAIT_METADATA) or MAX_WAIT_S
+        wait = _seconds(metadata.get(MAX_WAIT_METADATA), MAX_WAIT_METADATA, MOST_WAIT_S)
+        self.max_wait = wait or MAX_WAIT_S
 
     async def read(self) -> Any | None:
         if self._next is not None:
@@ -229,17 +231,18 @@ class _Call:
         self._headers = extproc.request_headers(message)
         self._subset = extproc.subset(message)
         self.id = f"eco-{secrets.token_hex(8)}"
-        self._arrived = store.clock()
         self._cluster: Cluster | None = None
         self._slo: SLO | None = None
 
     async def decide(self, body: bytes, *, with_work: bool) -> Outcome:
-        begun = time.perf_counter()
+        # With all of its body: how long a client takes to send that is not ours to promise.
+        arrived = self._store.clock()
         if len(body) > MOST_BODY_BYTES:
             return _too_large()
         cluster = await self._find_cluster()
         if isinstance(cluster, Turned):
             return cluster
+        begun = time.perf_counter()
         spec = cluster.spec
         why = peers.refusal(self._stream.context, spec, "gateway")
         if why is not None:
@@ -261,7 +264,7 @@ class _Call:
             self.id,
             work.read(told(":path", "").partition("?")[0], body),
             slo,
-            self._arrived,
+            arrived,
             patience=max(self._stream.max_wait * 0.95 - 0.1, 0.0),
             conversation=told(headers.CONVERSATION, "").encode(),
             allowed=self._subset,
@@ -326,15 +329,16 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _seconds(text: str | None, name: str) -> float | None:
+def _seconds(text: str | None, name: str, most: float = math.inf) -> float | None:
     if text is None:
         return None
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise BadHeader(f"{name} must be a positive number of seconds, not {text[:64]!r}")
+    if not (math.isfinite(value) and 0 < value <= most):
+        bound = "" if most == math.inf else f", at most {most:g}"
+        raise BadHeader(f"{name} must be a positive number of seconds{bound}, not {text[:64]!r}")
     return value
 
 

@@ -158,6 +158,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         )
         if instance.state != before or not instance.accepted:
             self.settle(link)
+        if instance.state != before:
             self._store.changed()
         if cluster.tickets:
             self._store.wake()

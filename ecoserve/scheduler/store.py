@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ecoserve.scheduler.cluster import Cluster
 from ecoserve.scheduler.config import ClusterSpec
-from ecoserve.scheduler.metrics import Gauges, Metrics
+from ecoserve.scheduler.metrics import Gauges, Metrics, Row
+
+log = logging.getLogger("ecoserve.scheduler")
 
 SWEEP_S = 0.5
 
@@ -21,7 +25,6 @@ class Store:
         self.debug = debug
         self.started_at = clock()
         self.metrics = Metrics()
-        self.metrics.registry.register(Gauges(self._instance_rows, self._queue_rows))
         self.clusters: dict[str, Cluster] = {}
         self._listeners: set[Callable[[], None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -77,8 +80,7 @@ class Store:
     def _pump(self) -> None:
         self._timer = None
         now = self.clock()
-        for cluster in self.clusters.values():
-            cluster.pump(now)
+        self._each(partial(Cluster.pump, now=now))
         self.wake()
 
     async def sweep_forever(self) -> None:
@@ -86,13 +88,24 @@ class Store:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self.clock()
-            for cluster in self.clusters.values():
-                cluster.sweep(now)
+            self._each(partial(Cluster.sweep, now=now))
             self.changed()
+
+    def _each(self, act: Callable[[Cluster], None]) -> None:
+        """Does what is due of each cluster. A fault in one must not stop the clock of all."""
+        for cluster in self.clusters.values():
+            try:
+                act(cluster)
+            except Exception:
+                log.exception("cluster %s: a fault of the scheduler", cluster.name)
 
     # -- gauges ---------------------------------------------------------------------------------
 
-    def _instance_rows(self) -> Iterator[tuple[tuple[str, str, str], dict[str, float]]]:
+    def gauges(self) -> Gauges:
+        """The gauges of this moment."""
+        return Gauges(list(self._instance_rows()), list(self._queue_rows()))
+
+    def _instance_rows(self) -> Iterator[Row]:
         now = self.clock()
         for cluster in self.clusters.values():
             for instance in cluster.instances.values():
@@ -101,7 +114,7 @@ class Store:
                     continue
                 view = instance.view(now)
                 figures = {
-                    "instance_accepted": float(instance.state == "accepted"),
+                    "instance_accepted": float(instance.routable),
                     "instance_prefill": float(view.phase == "prefill"),
                     "instance_backlog_seconds": view.backlog,
                     "instance_use": reported.use,
@@ -122,7 +135,7 @@ class Store:
                 macro = cluster.members.get(instance.name, "")
                 yield (cluster.name, macro, instance.name), figures
 
-    def _queue_rows(self) -> Iterator[tuple[tuple[str, str], dict[str, float]]]:
+    def _queue_rows(self) -> Iterator[Row]:
         for cluster in self.clusters.values():
             for name, queue in cluster.macros.items():
                 yield (

@@ -184,13 +184,10 @@ def test_what_is_asked_for_is_what_the_scheduler_exposes(tmp_path: Path) -> None
     metrics.declare("ns/new", "m-0", ["i-0"])
     names = ("instance_accepted", "instance_use", "instance_mean_slack_seconds")
     gauges = dict.fromkeys(names, 0.5)
-    metrics.registry.register(
-        Gauges(
-            lambda: iter([(("ns/new", "m-0", "i-0"), gauges)]),
-            lambda: iter([(("ns/new", "m-0"), {"macro_waiting": 0.0, "macro_late": 0.0})]),
-        )
-    )
-    exposed = metrics.exposition().decode()
+    queues = {"macro_waiting": 0.0, "macro_late": 0.0}
+    exposed = metrics.exposition(
+        Gauges([(("ns/new", "m-0", "i-0"), gauges)], [(("ns/new", "m-0"), queues)])
+    ).decode()
     assert set(QUERIES) == set(POSSIBLE)
     for query in QUERIES:
         wanted = [f'{name}="{label}"' for name, label in query.labels]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from ecoserve.proto.v1 import session_pb2
+from ecoserve.proto.v1 import admin_pb2, session_pb2
 from ecoserve.scheduler.server import HEALTH_SERVICES
 from tests.scheduler.fakes import chat, cluster, until
 
@@ -93,6 +95,42 @@ async def test_gauges_of_instances_and_their_end(rig) -> None:
     await until(lambda: "a" not in rig.server.store.clusters["c"].instances)
     samples = await _samples(rig)
     assert not any(("instance", "a") in labels for _, labels in samples)
+
+
+async def test_picks_go_on_while_the_metrics_are_written(rig, monkeypatch) -> None:
+    [worker] = await rig.ready("a")
+    metrics = rig.server.store.metrics
+    written, go_on = metrics.exposition, threading.Event()
+
+    def slowly(gauges) -> bytes:
+        assert go_on.wait(30)
+        return written(gauges)
+
+    monkeypatch.setattr(metrics, "exposition", slowly)
+    scrape = asyncio.create_task(rig.http.get("/metrics", timeout=60))
+    assert (await rig.gateway.call(chat())).destinations == [worker.address]
+    go_on.set()
+    assert "ecoserve_instance_accepted" in (await scrape).text
+
+
+async def test_nothing_is_left_in_the_metrics_of_a_cluster_that_is_removed(rig) -> None:
+    await rig.ready("a")
+    await rig.gateway.call(chat())
+    await rig.admin.Remove(admin_pb2.RemoveRequest(name="c"))
+    assert 'cluster="c"' not in (await rig.http.get("/metrics")).text
+
+
+async def test_a_fault_in_one_cluster_does_not_stop_the_clock_of_the_others(rig, caplog) -> None:
+    await rig.apply(cluster(name="a-first"))
+    await rig.ready("a")
+    clusters = rig.server.store.clusters
+    clusters["a-first"].ledger = None
+    await rig.gateway.call(chat())
+    clusters["c"].instances["a"].connected = False
+    for reservation in clusters["c"].instances["a"].reservations.values():
+        reservation.seen -= 10.0
+    await until(lambda: not rig.reservations())
+    assert "cluster a-first: a fault of the scheduler" in caplog.text
 
 
 async def test_state_and_timeline(rig) -> None:

@@ -17,6 +17,7 @@ from tests.scheduler.fakes import (
     BUFFERED,
     FULL_DUPLEX,
     Reply,
+    _body,
     chat,
     cluster,
     head,
@@ -247,6 +248,31 @@ async def test_nobody_waits_longer_than_the_gateway_allows(rig) -> None:
     assert reply.destinations == [worker.address]
     [extension] = [r for r in reply.responses if r.HasField("override_message_timeout")]
     assert extension.override_message_timeout.ToMilliseconds() == 500
+
+
+async def test_a_wait_beyond_an_hour_is_refused(rig) -> None:
+    stream = rig.gateway.open((("x-ecoserve-max-wait", "1e300"),))
+    with pytest.raises(grpc.aio.AioRpcError, match=r"x-ecoserve-max-wait must be .* at most 3600"):
+        await stream.read()
+
+
+async def test_a_call_counts_from_when_its_body_is_whole(rig) -> None:
+    [worker] = await rig.ready("a")
+    store = rig.server.store
+    clock, ahead = store.clock, 0.0
+    store.clock = lambda: clock() + ahead
+    stream = rig.gateway.open()
+    await stream.write(head("/v1/chat/completions", "POST", {}, BUFFERED, None, end=False))
+    reply = Reply()
+    reply.responses.append(await stream.read())
+    ahead = 100.0
+    await worker.acked(worker.report())
+    await stream.write(_body(json.dumps(chat()).encode(), True))
+    reply.responses.append(await stream.read())
+    assert reply.destinations == [worker.address]
+    store.clusters["c"].sweep(store.clock())
+    assert rig.reservations() == {"a": {reply.id}}
+    await stream.done_writing()
 
 
 async def test_a_full_queue_sheds_with_429(rig) -> None:

@@ -68,6 +68,7 @@ async def test_failing_answers_take_one_out_and_a_trial_brings_it_back(rig) -> N
     text = (await rig.http.get("/metrics")).text
     labels = '{cluster="c",instance="a",macro_instance="m0"}'
     assert f"ecoserve_breaker_opened_total{labels} 1.0" in text
+    assert f"ecoserve_instance_accepted{labels} 0.0" in text
 
     pass_time(rig, 1.5)
     await b.acked(b.busy())
