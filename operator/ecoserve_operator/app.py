@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ecoserve_operator import health
 from ecoserve_operator.authority import Authority
-from ecoserve_operator.cluster_api import ClusterApi, Json, Kind, connect
+from ecoserve_operator.cluster_api import ClusterApi, Kind, connect
 from ecoserve_operator.controller import WATCHED, Controller
 from ecoserve_operator.lease import Lease
 from ecoserve_operator.membership import Membership
@@ -78,19 +78,12 @@ async def run(options: Options, render: Render, connect: Connect = connect) -> N
         kinds = (*WATCHED, *KINDS, *await _installed(plain, options.optional_groups))
         controller.objects.kinds = kinds[len(WATCHED) :]
 
-        def sink(kind: Kind, event: str | None, item: Json) -> None:
-            if event == "DELETED":
-                version = int(item["metadata"]["resourceVersion"])
-                controller.store.drop(kind, item, version)
-            else:
-                controller.store.put(kind, item)
-
         probes = await health.serve(
-            options.health_port, lambda: controller.queue.age, lease.held.is_set
+            options.health_port, lambda: controller.queue.age, lambda: lease.valid
         )
         tasks = [
             asyncio.create_task(lease.keep(plain, give_up)),
-            asyncio.create_task(watch(kinds, options.namespaces, sink)),
+            asyncio.create_task(watch(kinds, options.namespaces, controller.heard)),
             asyncio.create_task(membership.run()),
             asyncio.create_task(controller.run()),
         ]

@@ -26,13 +26,13 @@ from ecoserve_operator.execute import Executor, Stale
 from ecoserve_operator.issuer import Issuer
 from ecoserve_operator.lease import Lease, NotHeld
 from ecoserve_operator.membership import Membership, declare
-from ecoserve_operator.names import CLUSTER_LABEL, worker_selector
+from ecoserve_operator.names import CLUSTER_LABEL, pod_name, worker_selector
 from ecoserve_operator.objects import Objects
 from ecoserve_operator.plan import Plan, View, plan
 from ecoserve_operator.render import Render
 from ecoserve_operator.states import Desired, Observed
 from ecoserve_operator.status import Problem
-from ecoserve_operator.store import Key, Store, selector_of
+from ecoserve_operator.store import Key, Store, selector_of, version
 from ecoserve_operator.workqueue import WorkQueue
 
 log = logging.getLogger("ecoserve.operator")
@@ -75,12 +75,21 @@ class Controller:
         self.issuer = Issuer(api, self.store, authority, self.events)
         self._autoscaler = Autoscaler(api, self.store, self._executor, self.events)
         self._doubtful: set[Key] = set()
+        self._relisted = False
         self._failures: dict[Key, deque[float]] = defaultdict(deque)
-        self._told: dict[Key, set[str]] = {}
 
     def wake(self, key: Key) -> None:
         """Has a cluster looked at."""
         self.queue.add(key)
+
+    def heard(self, kind: Kind, event: str | None, item: Json) -> None:
+        """A watch tells of an object: what kind of event it was, None: it was listed."""
+        if event == "DELETED":
+            self.store.drop(kind, item, version(item))
+        else:
+            self.store.put(kind, item)
+        # A watch that has to begin anew lists what there is, and never tells what is gone.
+        self._relisted |= event is None
 
     def _wake_all(self) -> None:
         for key in self.store.clusters():
@@ -114,20 +123,17 @@ class Controller:
                 delay = min(delay * 2, 10.0)
 
     async def _look_up(self, kind: Kind) -> None:
-        selector = selector_of(kind)
-        found: list[Json] = []
-        version = 0
+        # Each list has a version of its own, and says nothing of what came after it.
         for namespace in self._namespaces:
-            items, version = await self._api.list_all(kind, namespace, selector)
-            found += items
-        self.store.replace(kind, found, version)
+            items, at = await self._api.list_all(kind, namespace, selector_of(kind))
+            self.store.replace(kind, items, at, namespace)
 
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(RESYNC_S)
-            if self._lease.interrupted and self._lease.valid:
+            if self._relisted or (self._lease.interrupted and self._lease.valid):
                 # The watches may have missed what was deleted meanwhile.
-                self._lease.interrupted = False
+                self._relisted = self._lease.interrupted = False
                 await self.look_up_all()
             self._wake_all()
 
@@ -165,6 +171,8 @@ class Controller:
         try:
             cluster = EcoServeCluster.model_validate(item)
             revision = self._render.revision(cluster)
+            # Whether a Pod can be made of it is known before an index is spent on one.
+            self._render.worker(cluster, pod_name(key[1], 0))
         except ValidationError as error:
             await self._refuse(key, item, _explain(error))
             return None
@@ -186,8 +194,8 @@ class Controller:
             (MACROS, f"{CLUSTER_LABEL}={name}"),
             (PODS, worker_selector(name)),
         ):
-            items, version = await self._api.list_all(kind, namespace, selector)
-            self.store.replace(kind, items, version, only=key)
+            items, at = await self._api.list_all(kind, namespace, selector)
+            self.store.replace(kind, items, at, namespace, name)
         self._doubtful.discard(key)
 
     async def _refuse(self, key: Key, item: Json, message: str) -> None:

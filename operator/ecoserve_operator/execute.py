@@ -64,7 +64,9 @@ class Executor:
         no sense in it any more."""
         match action:
             case FillReplicas(replicas):
-                body = {"spec": {"replicas": replicas}}
+                # Not over what somebody else has set meanwhile.
+                read = {"resourceVersion": cluster.metadata.resource_version}
+                body: Json = {"metadata": read, "spec": {"replicas": replicas}}
                 await self._patch(CLUSTERS, key, key[1], body, cluster.metadata.uid)
             case WriteRoster(roster, event, message):
                 await self._write_roster(key, roster)

@@ -74,15 +74,23 @@ class Store:
         if key is not None:
             self._changed(key)
 
-    def replace(self, kind: Kind, items: list[Json], at: int, only: Key | None = None) -> None:
-        """Takes a whole list of version ``at`` in, of all clusters or of one: what it does not have
-        is gone."""
+    def replace(
+        self,
+        kind: Kind,
+        items: list[Json],
+        at: int,
+        namespace: str | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """Takes a whole list of version ``at`` in, of a namespace and a cluster or of all: what it
+        does not have is gone."""
         listed = {item["metadata"]["uid"] for item in items}
         gone = [
             item
-            for key, members in self._of(kind).items()
+            for (place, name), members in self._of(kind).items()
+            if namespace in (None, place) and cluster in (None, name)
             for item in members.values()
-            if only in (None, key) and item["metadata"]["uid"] not in listed and version(item) <= at
+            if item["metadata"]["uid"] not in listed and version(item) <= at
         ]
         for item in gone:
             self.drop(kind, item, at)

@@ -145,6 +145,7 @@ class Node:
     namespace: str
     scheduler: Scheduler
     room: int = 100
+    collects: tuple[Kind, ...] = KINDS  # besides Pods and MacroInstances
     seen: dict[str, Json] = field(default_factory=dict)
     used: dict[str, str] = field(default_factory=dict)
 
@@ -177,7 +178,7 @@ class Node:
                 running += await self._start(pod, running < self.room)
             elif pod["status"].get("phase") == "Running":
                 await self._ready(pod)
-        for kind in KINDS:
+        for kind in self.collects:
             for item in (await self.api.list_all(kind, self.namespace))[0]:
                 await self._collect(kind, item, clusters)
 

@@ -160,6 +160,19 @@ class Operator:
                 f"{self.scheduler.clusters}"
             ) from None
 
+    async def at_rest(self) -> None:
+        """Waits until the controller has nothing left to ask of the API server."""
+        mortal, calls = self.mortal, -1
+        assert mortal is not None
+
+        async def still() -> bool:
+            nonlocal calls
+            before, calls = calls, mortal.calls
+            await asyncio.sleep(1.0)
+            return before == calls
+
+        await until(still, "calls go on")
+
     async def tells(self, *reasons: str) -> None:
         """Waits until there are events with these reasons."""
 

@@ -66,16 +66,7 @@ async def test_from_creation_to_deletion(esc: Operator) -> None:
 async def test_a_cluster_at_rest_costs_no_calls(esc: Operator) -> None:
     await esc.create(minReplicas=2)
     await esc.settle(2)
-    assert esc.mortal is not None
-    calls = -1
-
-    async def still() -> bool:
-        nonlocal calls
-        before, calls = calls, esc.mortal.calls  # type: ignore[union-attr]
-        await asyncio.sleep(1.0)
-        return before == calls
-
-    await until(still, "calls go on")
+    await esc.at_rest()
 
 
 async def test_scaling_gives_the_sizes_and_replaces_nothing(esc: Operator) -> None:

@@ -1,0 +1,85 @@
+"""The controller on an API server in memory: what is hard to bring about on a real one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import kmock
+import pytest
+from ecoserve_operator import controller
+from ecoserve_operator.cluster_api import CLUSTERS, PODS
+
+from tests.operator.control_world import until
+from tests.operator.kmock_world import Emulator, emulated
+from tests.operator.operated import Operator, operator
+
+NAMESPACE = "one"
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
+    async with emulated(tmp_path) as (server, kubeconfig):
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        yield server
+
+
+@pytest.fixture
+async def esc(server: Emulator) -> AsyncIterator[Operator]:
+    async with operator(NAMESPACE, given={"optional_groups": (), "namespaces": ()}) as found:
+        found.node.collects = ()  # a request costs more here than on a real server
+        yield found
+
+
+async def test_a_cluster_grows_splits_and_shrinks(esc: Operator) -> None:
+    await esc.create(minReplicas=2, maxReplicas=16)
+    await esc.settle(2)
+    before = await esc.uids()
+    await esc.scale(7)
+    await esc.settle(4, 3)
+    assert before.items() <= (await esc.uids()).items()
+    await esc.scale(2)
+    await esc.settle(2)
+    await esc.tells("Scaled", "Created", "Accepted", "Split", "Draining", "Drained")
+
+
+async def test_what_a_watch_that_began_anew_has_missed_is_found_out(
+    server: Emulator, esc: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "RESYNC_S", 0.5)
+    await esc.create(replicas=2)
+    await esc.settle(2)
+    server.forget(PODS, NAMESPACE, "demo-1")
+    await server.gone(PODS)
+    await esc.settle(2)
+    assert set(await esc.uids()) == {"demo-0", "demo-2"}
+
+
+async def test_what_others_set_meanwhile_is_not_filled_in(server: Emulator, esc: Operator) -> None:
+    def scale(request: kmock.Request) -> None:
+        if request.method == kmock.method.PATCH and request.url.path.endswith("clusters/demo"):
+            server.before = None
+            server.change(CLUSTERS, NAMESPACE, "demo", {"spec": {"replicas": 3}})
+
+    server.before = scale
+    await esc.create(minReplicas=1)
+    await esc.settle(3)
+    assert (await esc.cluster())["spec"]["replicas"] == 3
+
+
+async def test_an_overlay_that_makes_no_pod_is_told_once(esc: Operator) -> None:
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    await esc.change(replicas=2, podTemplate={"spec": {"containers": [{"image": "other"}]}})
+
+    async def told() -> bool:
+        return (
+            "spec.podTemplate.spec.containers[0]: name"
+            in (await esc.condition("Degraded"))["message"]
+        )
+
+    await until(told)
+    assert (await esc.cluster())["status"]["nextIndex"] == 1, "an index was spent"
+    await esc.at_rest()
+    await esc.change(podTemplate=None)
+    await esc.settle(2)
