@@ -104,6 +104,7 @@ class Instance:
         self.accepted_at = 0.0
         self.ramp_s = 0.0
         self.drain_wanted = False
+        self.resume_wanted = False
         self.drain_timeout_s = 0.0
         self.lost_at: float | None = None
         self.reported: Reported | None = None
@@ -126,6 +127,7 @@ class Instance:
         known = self.hello is not None and self.hello.incarnation == hello.incarnation
         if not known:
             self.accepted = False
+            self.resume_wanted = False
             self.finished_seen = 0
             self.latency = hello.latency
             self.expected_output.clear()
@@ -168,11 +170,13 @@ class Instance:
     def drain(self, timeout_s: float) -> None:
         """To be given nothing more, and to end what it has within so long; 0: as declared."""
         self.drain_wanted = True
+        self.resume_wanted = False
         self.drain_timeout_s = timeout_s
         self._touched(self)
 
     def resume(self) -> None:
-        """To be given requests again."""
+        """To be given requests again. It may drain by word of a scheduler that is no more."""
+        self.resume_wanted = self.draining
         self.drain_wanted = False
         self._touched(self)
 

@@ -301,6 +301,6 @@ class SessionService(session_pb2_grpc.SessionServicer):
             link.drain_told = True
             timeout = instance.drain_timeout_s or cluster.spec.drain_timeout_s
             link.command(session_pb2.Command(drain=session_pb2.Drain(timeout_s=timeout)))
-        elif link.drain_told and not instance.drain_wanted:
-            link.drain_told = False
+        elif (link.drain_told or instance.resume_wanted) and not instance.drain_wanted:
+            link.drain_told = instance.resume_wanted = False
             link.command(session_pb2.Command(resume=session_pb2.Resume()))

@@ -195,6 +195,16 @@ async def test_warming_ends_after_a_bounded_time(rigs) -> None:
     assert any(c.HasField("warm") for c in joining.commands)
 
 
+async def test_one_that_drains_by_word_of_a_scheduler_that_is_no_more_is_resumed(rig) -> None:
+    await rig.apply(cluster("a"))
+    worker = rig.worker("a", draining=True)
+    worker.draining = True
+    await until(lambda: _is(rig, "a", "drained"))
+    await rig.admin.ResumeInstance(admin_pb2.InstanceRequest(cluster="c", instance="a"))
+    await worker.ready()
+    assert [c.WhichOneof("command") for c in worker.commands].count("resume") == 1
+
+
 async def test_drain_and_resume(rig) -> None:
     a, b = await rig.ready("a", "b")
     running = session_pb2.Decode(id="r", context=10, generated=1, slack_s=5.0, tpot_s=0.5)
