@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.kube.kube import Images, Kube, Release, connect, miss
+from e2e.kube.kube import Images, Kube, Release, connect, installed, miss
 
 
 @pytest.fixture(scope="session")
@@ -30,13 +30,8 @@ def images() -> Images:
 @pytest.fixture(scope="module")
 def release(kube: Kube, images: Images) -> Iterator[Release]:
     """The chart, installed for the tests of a module."""
-    release = Release(kube, images, f"system-{uuid.uuid4().hex[:6]}")
-    try:
-        release.install()
+    with installed(kube, images) as release:
         yield release
-    finally:
-        release.uninstall()
-        kube.drop_namespace(release.namespace)
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from e2e.kube.kube import Json, Kube, Release, conditions, miss, until
+import yaml
+
+from e2e.kube.kube import CHART, Json, Kube, Release, conditions, miss, until
 from ecoserve.local.machine import free_ports
 from tests.scheduler.fakes import Worker
 
@@ -86,13 +88,15 @@ def scheduler_port(release: Release) -> Iterator[int]:
 
 @dataclass
 class Sessions:
-    """Plays the agents of all instances of a cluster whose Pods run."""
+    """Plays the agents of all instances of a cluster whose Pods run. Those that take requests share
+    the ``load``, which is in instances' worth."""
 
     kube: Kube
     namespace: str
     cluster: str
     port: int
     model: str
+    load: float = 0.0
     agents: dict[str, Worker] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -109,11 +113,12 @@ class Sessions:
             }
             for uid in self.agents.keys() - running.keys():
                 await self.agents.pop(uid).close()
+            taking = sum(bool(a.accepted) and not a.draining for a in self.agents.values())
             for uid, pod in running.items():
                 agent = self.agents.get(uid)
                 if agent is None or agent.ended.is_set():
                     agent = self.agents[uid] = self._agent(pod)
-                agent.report()
+                agent.report(use=self.load / max(taking, 1))
             await asyncio.sleep(0.5)
 
     def _agent(self, pod: Json) -> Worker:
@@ -144,3 +149,43 @@ async def sessions(
                 await playing
             for agent in found.agents.values():
                 await agent.close()
+
+
+@asynccontextmanager
+async def l20(
+    release: Release, namespace: str, placement: Json
+) -> AsyncIterator[tuple[Json, Sessions]]:
+    """The chart's example for L20 with its model, and its workers, who are played."""
+    kube = release.kube
+    claim: Json = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    claim |= {"resources": {"requests": {"storage": "1Gi"}}}
+    volume = {
+        "accessModes": ["ReadOnlyMany"],
+        "storageClassName": "",
+        "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": "/models"},
+        "claimRef": {"namespace": namespace, "name": "models"},
+    }
+    shared = {"name": f"models-{namespace}"}
+    kube.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": shared, "spec": volume},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "models", "namespace": namespace},
+            "spec": claim | {"volumeName": shared["name"]},
+        },
+    )
+    body = yaml.safe_load((CHART / "examples/l20.yaml").read_text())
+    body["metadata"]["namespace"] = namespace
+    spec = body["spec"]
+    spec["placement"] = placement
+    spec["macro"]["mergeCooldown"] = "0s"
+    # What is played speaks no TLS, and nobody asks it anything.
+    spec |= {"gateway": {"enabled": False}, "mtls": {"enabled": False}}
+    name, model = body["metadata"]["name"], spec["model"]["name"]
+    try:
+        async with sessions(release, namespace, name, model) as played:
+            yield body, played
+    finally:
+        kube.ctl("delete", "pv", shared["name"], "--wait=false")

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,18 @@ class Release:
             stdin=json.dumps({"images": images, **self.values}),
             seconds=200,
         )
+
+
+@contextmanager
+def installed(kube: Kube, images: Images, **values: Any) -> Iterator[Release]:
+    """The chart in a namespace of its own, which goes with it."""
+    release = Release(kube, images, f"system-{uuid.uuid4().hex[:6]}", values)
+    try:
+        release.install()
+        yield release
+    finally:
+        release.uninstall()
+        kube.drop_namespace(release.namespace)
 
 
 def crds() -> list[Json]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
-import yaml
 
-from e2e.kube.fake_gpus import fake_nodes, sessions
-from e2e.kube.kube import CHART, Json, Kube, Release, identity
+from e2e.kube import fake_gpus
+from e2e.kube.kube import Json, Kube, Release, identity
 from e2e.kube.world import settle
 
 NAME = "llama-30b"
@@ -22,48 +20,17 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture
 def placement(kube: Kube) -> Iterator[Json]:
     """Eight nodes of eight GPUs."""
-    with fake_nodes(kube, 8) as placement:
+    with fake_gpus.fake_nodes(kube, 8) as placement:
         yield placement
 
 
 @pytest.fixture
-async def l20(
-    kube: Kube, release: Release, placement: Json, namespace: str
-) -> AsyncIterator[dict[str, Any]]:
-    """The example for L20 with its model, and workers who are played. The nodes go last, or
-    nobody would end their Pods."""
-    claim: Json = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    claim |= {"resources": {"requests": {"storage": "1Gi"}}}
-    volume = {
-        "accessModes": ["ReadOnlyMany"],
-        "storageClassName": "",
-        "capacity": {"storage": "1Gi"},
-        "hostPath": {"path": "/models"},
-        "claimRef": {"namespace": namespace, "name": "models"},
-    }
-    name = {"name": f"models-{namespace}"}
-    kube.apply(
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": name, "spec": volume},
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "models", "namespace": namespace},
-            "spec": claim | {"volumeName": name["name"]},
-        },
-    )
-    body = yaml.safe_load((CHART / "examples/l20.yaml").read_text())
-    body["metadata"]["namespace"] = namespace
-    spec = body["spec"]
-    assert (spec["macro"]["lower"], spec["macro"]["upper"]) == (3, 6)
-    spec["placement"] = placement
-    spec["macro"]["mergeCooldown"] = "0s"
-    # What is played speaks no TLS, and nobody asks it anything.
-    spec |= {"gateway": {"enabled": False}, "mtls": {"enabled": False}}
-    try:
-        async with sessions(release, namespace, NAME, spec["model"]["name"]):
-            yield body
-    finally:
-        kube.ctl("delete", "pv", name["name"], "--wait=false")
+async def l20(release: Release, placement: Json, namespace: str) -> AsyncIterator[Json]:
+    """The example for L20. The nodes go last, or nobody would end their Pods."""
+    async with fake_gpus.l20(release, namespace, placement) as (body, _):
+        macro = body["spec"]["macro"]
+        assert (macro["lower"], macro["upper"]) == (3, 6)
+        yield body
 
 
 async def scale(kube: Kube, namespace: str, replicas: int) -> None:
