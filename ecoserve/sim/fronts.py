@@ -26,16 +26,22 @@ LAYERS = 48
 
 class Router:
     """Chooses among instances: each in turn, or the one that owes least work within a second by
-    the same measure and of the same reports as EcoServe's."""
+    the same measure and of the same reports as EcoServe's, with what ``beyond`` it is to come."""
 
-    def __init__(self, instances: Sequence_[Instance], routing: Routing) -> None:
+    def __init__(
+        self,
+        instances: Sequence_[Instance],
+        routing: Routing,
+        beyond: Callable[[Instance], float] = lambda _: 0.0,
+    ) -> None:
         self._instances = instances
         self._turns = itertools.cycle(instances) if routing == "round-robin" else None
+        self._beyond = beyond
 
     def choose(self) -> Instance:
         if self._turns is not None:
             return next(self._turns)
-        return min(self._instances, key=lambda instance: load(instance.view()))
+        return min(self._instances, key=lambda i: load(i.view()) + self._beyond(i))
 
 
 class Direct:
@@ -155,14 +161,25 @@ class _Queue:
 
     targets: Sequence_[Instance]
     waiting: deque[_Prefilled] = field(default_factory=deque)
+    tokens: int = 0
+
+    def put(self, what: _Prefilled) -> None:
+        self.waiting.append(what)
+        self.tokens += what.sequence.prompt
+
+    def pop(self) -> None:
+        self.tokens -= self.waiting.popleft().sequence.prompt
 
 
 class Disaggregated:
     """Prefill and decode instances, and the KV's way between them.
 
     ``groups`` are prefill instances with the decode instances that they may hand over to. Least
-    loaded: what a group has prefilled waits in one queue, and its head goes to the decode instance
-    with the most KV room once that has enough; round-robin: each decode instance has its own.
+    loaded: a prompt goes where prefill, the way of its KV and the group's decodes together are
+    least loaded; what a group has prefilled waits in one queue, and its head goes to the decode
+    instance with the most KV room and the least KV on its way, once there is enough. Round-robin:
+    prompts go to the prefill instances in turn, what one has prefilled to its decode instances in
+    turn.
     ``leaving`` and ``entering`` are the ports of each instance. With ``pool`` KV leaves by the one
     at once into a pool that has room for all, and enters by the other when it is pulled; else both
     are taken up together, and the prefill instance holds the KV until it is through. ``layerwise``:
@@ -183,12 +200,14 @@ class Disaggregated:
     ) -> None:
         prefills = [instance for group, _ in groups for instance in group]
         self.instances = prefills + [instance for _, group in groups for instance in group]
-        self._router = Router(prefills, routing)
+        self._router = Router(prefills, routing, self._beyond)
         self._turns: dict[str, Iterator[_Queue]] = {}
+        self._queues: dict[str, list[_Queue]] = {}
         self._queue_of: dict[str, _Queue] = {}
         for some, decodes in groups:
             apart = routing == "round-robin"
             queues = [_Queue([d]) for d in decodes] if apart else [_Queue(decodes)]
+            self._queues |= {prefill.name: queues for prefill in some}
             turns = itertools.cycle(queues)
             self._turns |= {prefill.name: turns for prefill in some}
             self._queue_of |= {d.name: queue for queue in queues for d in queue.targets}
@@ -222,18 +241,38 @@ class Disaggregated:
     def reported(self, instance: Instance) -> None:
         pass
 
+    def _beyond(self, prefill: Instance) -> float:
+        """Seconds that a prompt meets after its prefill there: KV that leaves before its own, the
+        work of where it would decode, and KV that waits, as the share of all room that it takes.
+
+        Without it an instance that has just prefilled counts as idle, and gets all prompts, however
+        busy its wire and the instances that decode for it are.
+        """
+        leaving = max(self._leaving[prefill.name].free_at - self._clock(), 0.0)
+        (queue,) = self._queues[prefill.name]
+        room = sum(target.cost.kv_tokens for target in queue.targets)
+        decoding = min(load(target.view()) for target in queue.targets)
+        return leaving + decoding + queue.tokens / room
+
     def _put(self, queue: _Queue, what: _Prefilled) -> None:
-        queue.waiting.append(what)
+        queue.put(what)
         self._pull(queue)
 
     def _pull(self, queue: _Queue) -> None:
         while queue.waiting:
             what = queue.waiting[0]
-            target = next((t for t in _roomiest(queue.targets) if t.reserve(what.sequence)), None)
+            targets = sorted(queue.targets, key=self._taken)
+            target = next((t for t in targets if t.reserve(what.sequence)), None)
             if target is None:
                 return
-            queue.waiting.popleft()
+            queue.pop()
             self._move(what, target)
+
+    def _taken(self, target: Instance) -> float:
+        """The share of its KV room that is taken, and the seconds until its wire is free."""
+        memory = target.memory
+        entering = max(self._entering[target.name].free_at - self._clock(), 0.0)
+        return entering + 1 - memory.available / memory.total
 
     def _move(self, what: _Prefilled, target: Instance) -> None:
         now = self._clock()
@@ -258,7 +297,3 @@ class Disaggregated:
         if not self._layerwise:
             since = now
         return transfer(since, size, *ports, rest=size / LAYERS, computed=now)
-
-
-def _roomiest(instances: Sequence_[Instance]) -> list[Instance]:
-    return sorted(instances, key=lambda instance: -instance.memory.available)

@@ -128,6 +128,25 @@ def test_instances_of_a_node_share_its_nic() -> None:
     assert decoding(4) == HERE([0.031, 0.042])
 
 
+def test_prompts_go_where_their_decodes_are_not_all() -> None:
+    """Prefills that are over at once leave nothing to tell the nodes apart but their decodes."""
+    cluster = Cluster(Plain(), 4, per_node=2, pcie=WIRE)
+    come = arrivals(*((0.1 * i, 10, 100) for i in range(40)))
+    outcomes = simulate(DistServe(1), cluster, come, LOOSE).outcomes
+    decoded = [o.instance for o in outcomes]
+    assert 18 <= decoded.count("i1") <= 22
+
+
+def test_prompts_go_where_the_nic_is_free() -> None:
+    """KV of a second each at two a second: with one NIC each waits longer than the last."""
+    slow = Wire(1e7, 1.0, 0.0)
+    cluster = Cluster(Plain(), 8, per_node=2, network=slow)
+    come = arrivals(*((0.5 * i, 100, 2) for i in range(20)))
+    for hops, way in ((1, 1.0), (2, 2.0)):
+        outcomes = simulate(MoonCake(4, hops=hops), cluster, come, LOOSE).outcomes  # type: ignore[arg-type]
+        assert max(o.decoding - o.first for o in outcomes) < way + 0.1
+
+
 def test_distserve_stays_within_a_node() -> None:
     cluster = Cluster(Plain(), 4, per_node=2, pcie=WIRE)
     outcomes = simulate(DistServe(1, routing="round-robin"), cluster, crowd(), LOOSE).outcomes
