@@ -1,9 +1,12 @@
 """Two instances behind our Envoy and scheduler against two stock vLLM servers behind vllm-router.
 
-The same trace, lengths and SLOs for all; every worker has the same fixed CPU quota, and all of them
-together leave the rest of the machine to gateways and load generator. SLOs are multiples, set
-beforehand, of what stock takes for calls of the trace one by one. For each system the rate that it
-sustains at 90 % joint attainment is searched, several times, the systems taking turns.
+The same traces, lengths and SLOs for all; every worker has the same fixed CPU quota, and all of
+them together leave the rest of the machine to gateways and load generator. SLOs are multiples, set
+beforehand, of what stock takes for calls one by one. Each system is played rising rates until it
+clearly fails, several times, the systems taking turns; in the same run all have the same trace. The
+rate that a system sustains is where its attainment, made to fall with the rate (isotonic
+regression), crosses 90 %: of each run, and of all runs together. (In a bisection a few long prompts
+of one short step would decide.)
 
     stock           vLLM's own server as it comes (its processes, threads, compiled model)
     stock-layout    the same in our process layout, threads, dtype, eager mode and KV size
@@ -23,12 +26,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import peers
 import quota
+from scipy.optimize import isotonic_regression
 
 from e2e.harness import descendants
 from ecoserve.bench.endpoint import Promise
@@ -39,24 +44,22 @@ from ecoserve.policy.state import SLO
 
 WORKERS = 2
 TRACES: dict[str, dict[str, Any]] = {
-    "single-turn": {"prompt": "120:200", "output": "40:60", "turns": 1},
-    "multi-turn": {"prompt": "80:120", "output": "40:60", "turns": 4, "think": 2.0},
+    "single-turn": {"prompt": "150:190", "output": "40:50", "turns": 1},
+    "multi-turn": {"prompt": "90:120", "output": "40:50", "turns": 4, "think": 2.0},
 }
+# Of what a call of the single-turn trace takes alone.
 TTFT, TPOT = 8.0, 3.0
+TARGET, FAILED = 0.9, 0.75
+GROWTH = 1.25
 
 
 class Quiet:
-    """Watches a bench and says one line a step."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    """Watches a bench in silence."""
 
     def known(self, found: Found) -> None: ...
     def began(self, kind: str, load: float, calls: int | None, seconds: float) -> None: ...
     def ended(self, outcome: object) -> None: ...
-    def stepped(self, step: Step) -> None:
-        met = step.summary.attained
-        print(f"  {self.name}: {step.load:.2f}/s met {met:.1%}", flush=True)
+    def stepped(self, step: Step) -> None: ...
 
 
 class UntilKnown(Quiet):
@@ -132,28 +135,69 @@ async def ecoserve(at: Setting) -> AsyncIterator[str]:
         yield server.url
 
 
-def plan(url: str, trace: str, slo: SLO, options: Any, seed: int, rate: float) -> Plan:
-    """The search of one run."""
-    return Plan(
-        url,
-        rates=(rate,),
-        ttft=Promise(slo.ttft, multiple=False),
-        tpot=Promise(slo.tpot, multiple=False),
-        seconds=options.seconds,
-        warmup=options.seconds / 5,
-        repeats=1,
-        unloaded_calls=2,
-        precision=0.06,
-        most_rates=options.rates,
-        seed=seed,
-        **TRACES[trace],
-    )
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A rate that was played, requests a second: how many calls counted, how many met both SLOs."""
+
+    rate: float
+    calls: int
+    met: int
 
 
-async def search(name: str, url: str, trace: str, at: Setting, options: Any, run: int) -> Found:
-    bench = Bench(plan(url, trace, at.slo, options, 1 + run, options.first), Quiet(name))
-    await bench.play()
-    return bench.found
+async def climb(url: str, trace: str, slo: SLO, options: Any, run: int) -> list[Point]:
+    """Rising rates until the endpoint clearly fails."""
+    points: list[Point] = []
+    for number in range(options.rates):
+        plan = Plan(
+            url,
+            rates=(options.first * GROWTH**number,),
+            search=False,
+            ttft=Promise(slo.ttft, multiple=False),
+            tpot=Promise(slo.tpot, multiple=False),
+            seconds=options.seconds,
+            warmup=options.seconds / 5,
+            repeats=1,
+            unloaded_calls=1,
+            seed=1 + run,
+            **TRACES[trace],
+        )
+        bench = Bench(plan, Quiet())
+        await bench.play()
+        (step,) = bench.found.steps
+        summary = step.summary
+        assert summary.attained is not None
+        points.append(Point(step.load, summary.calls, round(summary.attained * summary.calls)))
+        if summary.attained < FAILED:
+            break
+    return points
+
+
+def pooled(runs: list[list[Point]]) -> list[Point]:
+    """All runs' calls at each rate. A run that has failed counts as at its last rate from there."""
+    most = max(runs, key=len)
+    filled = [points + points[-1:] * (len(most) - len(points)) for points in runs]
+    return [
+        Point(point.rate, sum(p.calls for p in same), sum(p.met for p in same))
+        for point, same in zip(most, zip(*filled, strict=True), strict=True)
+    ]
+
+
+def sustained(points: list[Point]) -> float:
+    """The rate, requests a second, at which attainment crosses the target; the lowest or the
+    highest rate played if it is crossed at none."""
+    calls = [p.calls for p in points]
+    fitted = isotonic_regression(
+        [p.met / p.calls for p in points], weights=calls, increasing=False
+    ).x
+    rate = points[0].rate
+    for (low, high), (before, after) in zip(
+        pairwise(p.rate for p in points), pairwise(fitted), strict=True
+    ):
+        if before < TARGET:
+            break
+        share = 1.0 if after >= TARGET else (before - TARGET) / (before - after)
+        rate = low + share * (high - low)
+    return float(rate)
 
 
 async def main() -> None:
@@ -166,8 +210,8 @@ async def main() -> None:
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=40.0, help="of each rate")
-    parser.add_argument("--rates", type=int, default=5, help="most rates of a search")
-    parser.add_argument("--first", type=float, default=2.0, help="rate to begin with")
+    parser.add_argument("--rates", type=int, default=8, help="most rates of a run")
+    parser.add_argument("--first", type=float, default=1.6, help="rate to begin with")
     parser.add_argument("--cores", type=float, default=0.75, help="quota of each worker")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -178,67 +222,71 @@ async def main() -> None:
     cpus = len(os.sched_getaffinity(0))
     print(f"{WORKERS} workers of {options.cores} cores on {cpus}", flush=True)
     model = peers.small_model()
-    found: dict[str, dict[str, list[float]]] = {trace: {} for trace in options.traces.split(",")}
-    written: dict[str, Any] = {}
+    found: dict[str, dict[str, list[list[Point]]]] = {t: {} for t in options.traces.split(",")}
     with tempfile.TemporaryDirectory(prefix="ecoserve-bench-") as temporary:
         directory = Path(temporary)
         engine = peers.engines(model, WORKERS)
-        slos = {t: await unloaded(model, engine, directory, t, options) for t in found}
+        slo = await unloaded(engine, directory, options)
+        at = Setting(model, engine, directory, options.router, options.cores, slo)
         for run in range(options.runs):
             for system, policy in systems if run % 2 == 0 else systems[::-1]:
-                for trace in found:
-                    at = Setting(
-                        model, engine, directory, options.router, options.cores, slos[trace]
-                    )
-                    name = f"{system} {policy}".strip()
-                    serving = ecoserve(at) if not policy else behind_router(at, system, policy)
-                    async with serving as url:
-                        result = await search(name, url, trace, at, options, run)
-                    assert result.search is not None
-                    found[trace].setdefault(name, []).append(round(result.search.low, 3))
-                    print(f"run {run} {trace} {name}: {result.search.low:.2f}/s", flush=True)
-            written = results(found, slos, options, cpus)
-            if options.out:  # after each run: a search of hours that is cut short keeps what it has
+                name = f"{system} {policy}".strip()
+                serving = behind_router(at, system, policy) if policy else ecoserve(at)
+                async with serving as url:
+                    for trace, systems_found in found.items():
+                        points = await climb(url, trace, slo, options, run)
+                        systems_found.setdefault(name, []).append(points)
+                        said = ", ".join(f"{p.rate:.2f}: {p.met}/{p.calls}" for p in points)
+                        rate = sustained(points)
+                        print(f"run {run} {trace} {name}: {rate:.2f}/s ({said})", flush=True)
+            written = results(found, slo, options, cpus)
+            if options.out:  # after each run: what is cut short keeps what it has
                 options.out.write_text(json.dumps(written, indent=1) + "\n")
-    print(json.dumps(written["found"], indent=1))
+    for trace, systems_found in found.items():
+        for name, runs in systems_found.items():
+            rates = [sustained(points) for points in runs]
+            all_runs = sustained(pooled(runs))
+            print(f"{trace} {name}: {all_runs:.2f}/s, median {statistics.median(rates):.2f}")
 
 
 def results(
-    found: dict[str, dict[str, list[float]]], slos: dict[str, SLO], options: Any, cpus: int
+    found: dict[str, dict[str, list[list[Point]]]], slo: SLO, options: Any, cpus: int
 ) -> dict[str, Any]:
     """What was found so far, as it is written down."""
-    rows = {
-        trace: {
-            "slo": {"ttft_s": round(slos[trace].ttft, 3), "tpot_s": round(slos[trace].tpot, 4)},
-            "goodput_per_s": {
-                name: {"median": statistics.median(rates), "runs": rates}
-                for name, rates in systems_found.items()
-            },
-        }
-        for trace, systems_found in found.items()
-    }
     return {
         "cores_each": options.cores,
         "cpus": cpus,
         "seconds_a_rate": options.seconds,
         "traces": TRACES,
-        "found": rows,
+        "slo": {"ttft_s": round(slo.ttft, 3), "tpot_s": round(slo.tpot, 4)},
+        "found": {
+            trace: {
+                name: {
+                    "sustained_per_s": round(sustained(pooled(runs)), 3),
+                    "runs_per_s": [round(sustained(points), 3) for points in runs],
+                    "points": [[asdict(p) for p in points] for points in runs],
+                }
+                for name, runs in systems_found.items()
+            }
+            for trace, systems_found in found.items()
+        },
     }
 
 
-async def unloaded(model: Any, engine: Any, directory: Path, trace: str, options: Any) -> SLO:
-    """The SLO of a trace: multiples of one stock server's unloaded figures under the quota."""
+async def unloaded(engine: Any, directory: Path, options: Any) -> SLO:
+    """Multiples of one stock server's unloaded figures under the quota."""
     with quota.group("alone", options.cores) as folder:
         server = peers.worker(engine, directory, "--stock", name="stock-layout")
         async with peers.running(server, directory / "alone.log", group=folder):
-            given = Plan(server.url, unloaded_calls=8, rates=(0.1,), search=False, **TRACES[trace])
-            watcher = UntilKnown("alone")
+            trace = TRACES["single-turn"]
+            given = Plan(server.url, unloaded_calls=16, rates=(0.1,), search=False, **trace)
+            watcher = UntilKnown()
             watcher.bench = Bench(given, watcher)
             await watcher.bench.play()
             known = watcher.bench.found
     assert known.alone is not None
     slo = SLO(TTFT * known.alone.ttft, TPOT * known.alone.tpot)
-    print(f"{trace}: TTFT SLO {slo.ttft:.2f} s, TPOT SLO {1e3 * slo.tpot:.0f} ms", flush=True)
+    print(f"TTFT SLO {slo.ttft:.2f} s, TPOT SLO {1e3 * slo.tpot:.0f} ms", flush=True)
     return slo
 
 
