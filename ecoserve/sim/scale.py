@@ -42,7 +42,7 @@ class Run:
     name: str
     moments: tuple[Moment, ...]
     attainment: tuple[float | None, ...]
-    by_stage: tuple[float, ...]
+    by_stage: tuple[float | None, ...]
     overall: float
     shed: int
     hours: float
@@ -137,10 +137,10 @@ def _by_window(outcomes: Sequence[Outcome], seconds: float) -> list[float | None
     return [sum(met) / len(met) if met else None for met in windows.values()]
 
 
-def _by_stage(outcomes: Sequence[Outcome], plan: Sequence[Stage]) -> list[float]:
+def _by_stage(outcomes: Sequence[Outcome], plan: Sequence[Stage]) -> list[float | None]:
     begin, shares = 0.0, []
     for stage in plan:
         met = [o.met for o in outcomes if begin <= o.arrival.at < begin + stage.seconds]
-        shares.append(sum(met) / len(met) if met else 1.0)
+        shares.append(sum(met) / len(met) if met else None)
         begin += stage.seconds
     return shares

@@ -30,7 +30,13 @@ from ecoserve.sim.options import (
 if TYPE_CHECKING:
     from ecoserve.sim.scale import Run, Stage
 
-VARIANTS = ("mitosis", "predictive", "one", "fixed")
+VARIANTS = {
+    "mitosis": "grows, with mitosis",
+    "predictive": "the same, predictive",
+    "one": "grows, as one macro instance",
+    "fixed": "no growth",
+}
+"""Names, with what a plot calls them."""
 
 
 def scale(
@@ -118,7 +124,7 @@ def _show(runs: Sequence[Run], plan: Sequence[Stage]) -> None:
     table = Table(Column("variant", no_wrap=True), *(f"{stage.rate:g}/s" for stage in plan), "all")
     table.add_column("hours")
     for run in runs:
-        each = [f"{100 * value:.1f}" for value in run.by_stage]
+        each = ["–" if value is None else f"{100 * value:.1f}" for value in run.by_stage]
         table.add_row(run.name, *each, f"{100 * run.overall:.1f}", f"{run.hours:.2f}")
     out.print("requests within both SLOs, %, by the rate at which they came; instance-hours wanted")
     out.print(table)
@@ -133,8 +139,8 @@ def _show(runs: Sequence[Run], plan: Sequence[Stage]) -> None:
 def draw(runs: Sequence[Run], plan: Sequence[Stage], path: Path, title: str) -> None:
     """Attainment, and below it the instances and the load, over time."""
     drawing().over_time(
-        {run.name: run.curve for run in runs},
-        {run.name: [(m.at / 60, m.wanted) for m in run.moments] for run in runs},
+        {VARIANTS[run.name]: run.curve for run in runs},
+        {VARIANTS[run.name]: [(m.at / 60, m.wanted) for m in run.moments] for run in runs},
         [(s.rate, s.seconds / 60) for s in plan],
         path,
         title=title,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ecoserve.policy.latency import LatencyModel
 from ecoserve.sim.fronts import Direct
 from ecoserve.sim.instance import Role, Steps
 from ecoserve.sim.records import Arrival
@@ -37,27 +36,6 @@ class Plain:
 
     def handoff(self, tokens: int) -> float:
         return self.hop
-
-
-@dataclass(frozen=True)
-class Exactly:
-    """The cost that a latency model says."""
-
-    model: LatencyModel
-    kv_tokens: int = 200_000
-    kv_bytes: float = 0.0
-    stages: int = 1
-
-    def step(self, tokens: int, pairs: float, batch: int, context: int) -> float:
-        m = self.model
-        work = m.prefill_token * tokens + m.prefill_pair * pairs
-        if not batch:
-            return m.prefill_fixed + work if tokens else 0.0
-        decode = m.decode(batch, context)
-        return (1 + m.mixing) * (decode + work) if tokens else decode
-
-    def handoff(self, tokens: int) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import Alone, Exactly, Plain, Watched, arrivals
+from plain import Alone, Plain, Watched, arrivals
 
 from ecoserve.policy import POLICIES, make
 from ecoserve.policy.state import SLO
 from ecoserve.sim import engine
 from ecoserve.sim.batch import Batch, Sequence
+from ecoserve.sim.cost import FittedCost
 from ecoserve.sim.engine import simulate
 from ecoserve.sim.records import Arrival, Cluster, Options, Outcome
 from ecoserve.sim.systems import VLLM, DistServe, EcoServe, MoonCake, Sarathi, System
@@ -40,7 +41,7 @@ SYSTEMS: list[System] = [
 ]
 
 
-def one(cost: Plain | Exactly) -> Cluster:
+def one(cost: Plain | FittedCost) -> Cluster:
     return Cluster(cost, 1)
 
 
@@ -113,7 +114,7 @@ def test_agrees_with_an_engine_that_keeps_lists(
     ]
     other.run(expected)
     options = Options(fit_every=1_000_000, keep_steps=True, watermark=0.0)
-    result = simulate(Alone(make(policy)), one(Exactly(model)), come, slos, options)
+    result = simulate(Alone(make(policy)), one(FittedCost(model, 200_000)), come, slos, options)
     assert [step.kind for step in result.steps] == other.kinds
     for outcome, sequence in zip(result.outcomes, expected, strict=True):
         assert outcome.ttft == HERE(sequence.ttft, abs=1e-6)
