@@ -42,19 +42,14 @@ def fits(request: Request, instance: InstanceView) -> Verdict:
     return ADMITTED
 
 
-def first_token_in(request: Request, instance: InstanceView, share: float = 1.0) -> float:
-    """Seconds until the request's first token if routed now.
+def meets_ttft(request: Request, instance: InstanceView, now: float) -> Verdict:
+    """Whether the first token comes by the deadline, time already waited included.
 
-    What is left of the step under way, then the instance's pending prefills and its own, at
-    ``share`` of the instance's time. An instance that warms up offers only its ``weight``.
+    Before it are what is left of the step under way, then the instance's pending prefills and its
+    own. An instance that warms up offers only its ``weight``.
     """
     work = instance.backlog + instance.prefill_seconds(request)
-    return instance.residue + work / max(share * instance.weight, 1e-3)
-
-
-def meets_ttft(request: Request, instance: InstanceView, now: float, share: float = 1.0) -> Verdict:
-    """Whether the first token comes by the deadline, time already waited included."""
-    if now + first_token_in(request, instance, share) > request.deadline:
+    if now + instance.residue + work / instance.weight > request.deadline:
         return Verdict(False, "ttft")
     return ADMITTED
 

@@ -38,6 +38,7 @@ class Places:
         self._seeds = np.array(members, dtype=np.uint64)
         self._owner = np.repeat(np.arange(len(sizes)), sizes)
         self._sizes = sizes
+        self._some_empty = 0 in sizes
 
     def _scores(self, key: bytes) -> NDArray[np.uint64]:
         hashed = blake2b(key, digest_size=8, person=b"ecoserve").digest()
@@ -66,7 +67,9 @@ class Places:
             return None
         scores = self._scores(key)
         first = int(self._owner[scores.argmax()])
-        held = [load if size else 0 for load, size in zip(loads, self._sizes, strict=True)]
+        held = loads
+        if self._some_empty:
+            held = [load if size else 0 for load, size in zip(loads, self._sizes, strict=True)]
         share = factor * (sum(held) + 1) / capacity
         if held[first] + 1 <= math.ceil(share * self._sizes[first]):
             return self.names[first]

@@ -19,8 +19,8 @@ from ecoserve.policy.line import Line
 from ecoserve.policy.state import Request
 
 OUTPUT_WEIGHT = 2.0
-# Accounts that say nothing (behind the virtual time, nothing waits) are dropped beyond this many.
-_MOST_IDLE = 64
+# Accounts of tenants of whom nothing waits are dropped beyond this many.
+MOST_IDLE = 1024
 
 
 def work(request: Request, instance: str | None = None) -> float:
@@ -64,7 +64,7 @@ class Shares:
         """A request has come and waits."""
         flow = self._flows.get(request.tenant)
         if flow is None:
-            if len(self._flows) >= _MOST_IDLE:
+            if len(self._flows) - len(self._busy) >= MOST_IDLE:
                 self._forget()
             flow = self._flows[request.tenant] = Flow(request.tenant, self._virtual_time)
         elif not len(flow):
@@ -130,7 +130,9 @@ class Shares:
         )
 
     def _forget(self) -> None:
-        """Drops the accounts that say nothing: a tenant without one begins at the same place."""
-        for tenant, flow in list(self._flows.items()):
-            if not len(flow) and flow.served <= self._virtual_time:
-                del self._flows[tenant]
+        """Drops the accounts that say nothing, since a tenant without one begins at the same place,
+        and as many of the longest idle as it takes to halve them: tenants may be without end."""
+        idle = sorted((f for f in self._flows.values() if not len(f)), key=lambda f: f.seen)
+        for place, flow in enumerate(idle):
+            if place < len(idle) // 2 or flow.served <= self._virtual_time:
+                del self._flows[flow.tenant]

@@ -40,6 +40,8 @@ class LatencyModel:
             value = getattr(self, name)
             if not math.isfinite(value) or (value < 0 and name != "mixing"):
                 raise ValueError(f"latency.{name} must be finite and not negative, not {value!r}")
+        if self.mixing <= -1:
+            raise ValueError(f"latency.mixing must be above -1, not {self.mixing!r}")
         if self.prefill_token <= 0 or self.decode_fixed + self.decode_sequence <= 0:
             raise ValueError("latency: a prompt token and a decode step must take time")
 
@@ -57,28 +59,9 @@ class LatencyModel:
             return 0.0
         return self.decode_fixed + self.decode_sequence * batch + self.decode_context * context
 
-    def mixed(self, batch: int, context: int, tokens: int, prompt_context: int = 0) -> float:
-        """Seconds of one step that holds the decodes and a prompt chunk."""
-        if not tokens:
-            return self.decode(batch, context)
-        if not batch:
-            return self.prefill(tokens, prompt_context)
-        together = self.decode(batch, context) + self.prefill_work(tokens, prompt_context)
-        return (1 + self.mixing) * together
-
     def prefill_tokens_within(self, seconds: float, context: int = 0) -> int:
         """The longest chunk after ``context`` whose prefill step keeps within ``seconds``."""
         return self.tokens_for_work(seconds - self.prefill_fixed, context)
-
-    def mixed_tokens_within(
-        self, seconds: float, batch: int, context: int, prompt_context: int = 0
-    ) -> int:
-        """The longest chunk that, mixed with the decodes, keeps the step within ``seconds``."""
-        if not batch:
-            return self.prefill_tokens_within(seconds, prompt_context)
-        return self.tokens_for_work(
-            seconds / (1 + self.mixing) - self.decode(batch, context), prompt_context
-        )
 
     def tokens_for_work(self, work: float, context: int = 0) -> int:
         """The longest chunk after ``context`` whose own work is at most ``work`` seconds."""

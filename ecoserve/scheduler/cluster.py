@@ -324,7 +324,6 @@ class Cluster:
         names = None
         if allowed is not None:
             eligible = self._eligible(self.routable(), allowed)
-            # A hint that excludes nobody costs nothing, and stays right when others join.
             names = frozenset(instance.name for instance in eligible)
         request = Request(
             id=request_id,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -40,7 +41,28 @@ class MutualTls(BaseModel):
 
     gateway: str = Field(min_length=1)
     worker: str = Field(min_length=1)
-    ca: str = Field(min_length=1)
+    ca: str
+
+    @field_validator("ca")
+    @classmethod
+    def _can_be_used(cls, ca: str) -> str:
+        authorities(ca)
+        return ca
+
+
+def authorities(bundle: str) -> tuple[list[Any], list[Any]]:
+    """The certificates of a PEM bundle: roots, and what is between. ValueError: there is no root."""
+    # Not needed, and perhaps not installed, where there is no mutual TLS.
+    from cryptography import x509
+
+    try:
+        known = x509.load_pem_x509_certificates(bundle.encode())
+    except ValueError:
+        known = []
+    roots = [c for c in known if c.issuer == c.subject]
+    if not roots:
+        raise ValueError("must be certificates in PEM, a root (one that signs itself) among them")
+    return roots, [c for c in known if c.issuer != c.subject]
 
 
 class ClusterSpec(BaseModel):
@@ -72,7 +94,7 @@ class ClusterSpec(BaseModel):
         members = [name for macro in macros for name in macro.instances]
         if "" in members:
             raise ValueError("an instance has an empty name")
-        doubled = sorted({name for name in members if members.count(name) > 1})
+        doubled = sorted(name for name, count in Counter(members).items() if count > 1)
         if doubled:
             raise ValueError(f"instance {doubled[0]} is listed twice")
         return macros

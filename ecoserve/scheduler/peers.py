@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-from ecoserve.scheduler.config import ClusterSpec
+from ecoserve.scheduler.config import ClusterSpec, authorities
 
 Role: TypeAlias = Literal["gateway", "worker"]
 Context: TypeAlias = Any  # grpc.aio.ServicerContext
@@ -46,14 +46,12 @@ def is_local(context: Context) -> bool:
 
 @lru_cache(maxsize=4096)
 def _vouched(certificate: bytes, bundle: str, _moment: int) -> bool:
-    # Not needed, and perhaps not installed, where there is no mutual TLS.
+    # As in ``authorities``.
     from cryptography import x509
     from cryptography.x509 import verification
     from cryptography.x509.verification import Criticality, ExtensionPolicy
 
-    known = x509.load_pem_x509_certificates(bundle.encode())
-    roots = [c for c in known if c.issuer == c.subject]
-    between = [c for c in known if c.issuer != c.subject]
+    roots, between = authorities(bundle)
     # That it may sign at all is asked of an authority; the web's own rules ask for more.
     anyone = ExtensionPolicy.permit_all()
     verifier = (

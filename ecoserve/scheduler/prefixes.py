@@ -56,8 +56,11 @@ class PrefixCache:
         blocks = self._blocks
         # Whenever a block is used, all before it are used after it, so that it is given up before
         # them: what is held of a prompt is its beginning, and its end can be searched by halves.
+        # Of most prompts not even the first block is held.
         count = sum(
-            bisect_left(names, True, key=lambda name: name not in blocks) for names in chains
+            bisect_left(names, True, key=lambda name: name not in blocks)
+            for names in chains
+            if names and names[0] in blocks
         )
         return count * BLOCK_BYTES
 

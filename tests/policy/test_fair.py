@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ideal import GPU
 
 from ecoserve.policy import make
-from ecoserve.policy.fair import work
+from ecoserve.policy.fair import MOST_IDLE, Shares, work
 from ecoserve.policy.macro import MacroScheduler, Routed, Shed
 from ecoserve.policy.state import NO_DECODES, SLO, InstanceView, MacroView, Request
 
@@ -175,6 +175,20 @@ def test_one_that_was_given_more_is_not_served_late_at_the_others_cost() -> None
         assert crowd.queue.dispatch(room_for(0, 5.0, **full)) == []
         [late] = crowd.queue.dispatch(room_for(0, 11.0, **full))
         assert isinstance(late, Shed if others else Routed)
+
+
+def test_tenants_without_end_leave_no_more_than_so_many_accounts() -> None:
+    shares = Shares()
+    waiting = Request("w", 0.0, 100, 50, PATIENT, tenant="waits")
+    shares.wait(waiting)
+    for number in range(3 * MOST_IDLE):
+        request = Request(str(number), float(number), 100, 50, PATIENT, tenant=f"t{number}")
+        shares.wait(request)
+        shares.serve(request, "a")
+        assert len(shares._flows) <= MOST_IDLE + 2
+    # Those of late are there, and so is who waits.
+    assert shares.is_ahead(f"t{3 * MOST_IDLE - 1}", 0.0)
+    assert [flow.tenant for flow in shares.busy] == ["waits"]
 
 
 @pytest.mark.parametrize("late", ["serve", "shed"])

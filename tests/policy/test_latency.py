@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,30 +28,27 @@ def samples(
         elif kind == "decode":
             seconds = model.decode(batch, context)
         else:
-            seconds = model.mixed(batch, context, tokens, before)
+            both = model.decode(batch, context) + model.prefill_work(tokens, before)
+            seconds = (1 + model.mixing) * both
         seconds *= 1 + noise * rng.standard_normal()
         pairs = tokens * (before + tokens / 2)
         found.append(StepSample(tokens, pairs, batch, context, seconds))
     return found
 
 
-@given(
-    seconds=st.floats(0, 20),
-    context=st.integers(0, 30_000),
-    batch=st.integers(0, 256),
-    mixing=st.floats(-0.3, 1),
-)
+@given(seconds=st.floats(0, 20), context=st.integers(0, 30_000))
 def test_the_longest_chunk_within_a_time_fits_and_one_more_does_not(
-    seconds: float, context: int, batch: int, mixing: float
+    seconds: float, context: int
 ) -> None:
-    model = LatencyModel(0.0129, 2.47e-4, 2.2e-7, 0.0123, 3.81e-4, 1.45e-6, mixing)
-    tokens = model.prefill_tokens_within(seconds, context)
-    assert model.prefill(tokens, context) <= seconds + 1e-9 or tokens == 0
-    assert model.prefill(tokens + 1, context) > seconds - 1e-9
-    tokens = model.mixed_tokens_within(seconds, batch, batch * 500, context)
-    if tokens:
-        assert model.mixed(batch, batch * 500, tokens, context) <= seconds + 1e-9
-    assert model.mixed(batch, batch * 500, tokens + 1, context) > seconds - 1e-9
+    tokens = CPU.prefill_tokens_within(seconds, context)
+    assert CPU.prefill(tokens, context) <= seconds + 1e-9 or tokens == 0
+    assert CPU.prefill(tokens + 1, context) > seconds - 1e-9
+
+
+@pytest.mark.parametrize("mixing", [-1.0, float("nan"), float("inf")])
+def test_a_mixed_step_takes_time(mixing: float) -> None:
+    with pytest.raises(ValueError, match=r"latency\.mixing"):
+        replace(CPU, mixing=mixing)
 
 
 def test_a_chunked_prefill_costs_one_fixed_cost_more_than_a_whole_one() -> None:

@@ -255,6 +255,10 @@ async def test_dead_engine_is_not_routed_to(rig) -> None:
         ({"policy_settings": {"magic": 1.0}}, "magic"),
         ({"ramp_s": -1.0}, "cluster.ramp_s"),
         (
+            {"mtls": admin_pb2.MutualTls(gateway="g", worker="w", ca="no certificate")},
+            "cluster.mtls.ca: must be certificates in PEM",
+        ),
+        (
             {
                 "macro_instances": [
                     admin_pb2.MacroInstance(name="x", instances=["a"]),
