@@ -51,7 +51,7 @@ class MutualTls(BaseModel):
 
 
 def authorities(bundle: str) -> tuple[list[Any], list[Any]]:
-    """The certificates of a PEM bundle: roots, and what is between. ValueError: there is no root."""
+    """The certificates of a PEM bundle: roots, and what is between. ValueError without a root."""
     # Not needed, and perhaps not installed, where there is no mutual TLS.
     from cryptography import x509
 
