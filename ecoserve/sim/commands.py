@@ -234,7 +234,7 @@ def table(
 ) -> None:
     """Throughput, TTFT, TPOT and cost of all five systems on 4 nodes x 8 L20, claimed and found.
 
-    At full length it takes hours; with --results it may be stopped and goes on.
+    At full length it takes hours; it may be stopped and goes on from its results file.
     """
     with told():
         from ecoserve.sim import table as tables
@@ -245,7 +245,8 @@ def table(
         cells = list(main.cells())
         scaled = list(scale.cells()) if scaling is not None else []
         ordered = tables.in_order(cells + scaled)
-        done = {c.key: found for c, found in run_cells(ordered, results, jobs, fresh, minutes)}
+        kept = results or Path("table-quick.results.jsonl" if quick else "table.results.jsonl")
+        done = {c.key: found for c, found in run_cells(ordered, kept, jobs, fresh, minutes)}
         main_pairs, scale_pairs = ([(c, done[c.key]) for c in some] for some in (cells, scaled))
         kind = "settings searched" if searched else "usual settings"
         note = ", QUICK: short runs, one seed" if quick else ""

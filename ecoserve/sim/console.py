@@ -31,7 +31,7 @@ def told() -> Iterator[None]:
         err.print(f"error: {line}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        err.print("stopped; what was finished is kept", markup=False)
+        err.print("stopped", markup=False)
         raise typer.Exit(130) from None
 
 
@@ -65,7 +65,12 @@ def run_cells(
             bar.update(task, advance=1, description=f"{cell.system.name}, {cell.data}: {text}")
 
         limit = float("inf") if minutes is None else 60 * minutes
-        parallel.run(cells, results, jobs=jobs or parallel.cores(), done=done, seconds=limit)
+        try:
+            parallel.run(cells, results, jobs=jobs or parallel.cores(), done=done, seconds=limit)
+        except KeyboardInterrupt:
+            if path is not None:
+                err.print(f"what was finished is kept in {path}", markup=False)
+            raise
     pairs = results.of(cells)
     for line in reasons(pairs):
         err.print(line, markup=False, soft_wrap=True)

@@ -108,7 +108,7 @@ def test_compare_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(parallel, "one", watched)
         stopped = ecoserve("sim", "compare", path, "--jobs", 1)
     assert stopped.exit_code == 130
-    assert "what was finished is kept" in stopped.output
+    assert "what was finished is kept in e.results.jsonl" in stopped.output
     assert ran == ["vllm"]
     bars = tmp_path / "b.png"
     shown = worked("sim", "compare", path, "--jobs", 1, "--plot", bars)
@@ -117,6 +117,17 @@ def test_compare_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     assert bars.read_bytes().startswith(PNG)
     rows = [json.loads(line) for line in Path("e.results.jsonl").read_text().splitlines()]
     assert [row["cell"]["system"]["system"] for row in rows] == ["vllm", "default"]
+
+
+def test_nothing_is_said_to_be_kept_where_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(cell: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel, "one", interrupted)
+    stopped = ecoserve("sim", "goodput", *TINY, *SHORT, "--jobs", 1)
+    assert stopped.exit_code == 130
+    assert "stopped" in stopped.output
+    assert "kept" not in stopped.output
 
 
 def test_cells_beyond_the_time_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
