@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ecoserve.policy.signals import NAMES, Contract, Known, Settings, Signals, Unknown
+from ecoserve.policy.signals import NAMES, Known, Settings, Signals, Unknown
 
 _BEYOND_ALL = 1e9  # instances
 
@@ -102,11 +102,10 @@ def decide(
         what = ups[0].what
         if count >= maximum:
             return hold("AtMaximum", f"{what}; {maximum} instances are the most allowed")
-        since = now - max((s.at for s in history if s.after > s.before), default=-math.inf)
-        if since < settings.expand.cooldown:
+        if now - _last_up(history) < settings.expand.cooldown:
             cooldown = _span(settings.expand.cooldown)
             return hold("Cooldown", f"{what}; the last step up was less than {cooldown} ago")
-        starting = _starting(signals, count) and since < settings.expand.starting
+        starting = _starting(signals, count, settings, history, now)
         up = next((t for t in ups if not (t.lags and starting)), None)
         if up is None:
             return hold("Starting", f"{what}; instances of the last step up still start")
@@ -119,7 +118,7 @@ def decide(
             return hold("AtMinimum", f"{down.what}; {least} instances are the least allowed")
         if unknown:
             return hold("SignalsUnknown", f"{down.what}, but not all is known: {_list(unknown)}")
-        if (why := _not_down(signals, count, settings.contract, history, now)) is not None:
+        if (why := _not_down(signals, count, settings, history, now)) is not None:
             return hold(why[0], f"{down.what}; {why[1]}")
         after = max(down.wanted, count - settings.contract.max_step, least)
         if after >= count:
@@ -199,10 +198,18 @@ def _expansions(signals: Signals, count: int, settings: Settings) -> Iterator[_T
                 )
 
 
-def _starting(signals: Signals, count: int) -> bool:
-    """Whether some instances do not take requests yet, or may not."""
+def _last_up(history: Sequence[Step]) -> float:
+    return max((step.at for step in history if step.after > step.before), default=-math.inf)
+
+
+def _starting(
+    signals: Signals, count: int, settings: Settings, history: Sequence[Step], now: float
+) -> bool:
+    """Whether some instances of the last step up do not take requests yet, or may not. Those that
+    take longer than they may (for want of room, say) are not waited for."""
     accepted = signals.accepted
-    return not isinstance(accepted, Known) or accepted.value < count
+    missing = not isinstance(accepted, Known) or accepted.value < count
+    return missing and now - _last_up(history) < settings.expand.starting
 
 
 def _contractions(signals: Signals, count: int, settings: Settings) -> Iterator[_Trigger]:
@@ -261,13 +268,14 @@ def _load(signals: Signals, count: int, settings: Settings) -> float | None:
 
 
 def _not_down(
-    signals: Signals, count: int, bounds: Contract, history: Sequence[Step], now: float
+    signals: Signals, count: int, settings: Settings, history: Sequence[Step], now: float
 ) -> tuple[str, str] | None:
     """Why no step down is taken now, as cause and reason."""
+    cooldown = settings.contract.cooldown
     last = max((step.at for step in history if step.after != step.before), default=-math.inf)
-    if now - last < bounds.cooldown:
-        return "Cooldown", f"the last step was less than {_span(bounds.cooldown)} ago"
-    if isinstance(signals.accepted, Known) and signals.accepted.value < count:
+    if now - last < cooldown:
+        return "Cooldown", f"the last step was less than {_span(cooldown)} ago"
+    if _starting(signals, count, settings, history, now):
         return "Starting", "not all instances take requests"
     return None
 

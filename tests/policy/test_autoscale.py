@@ -126,7 +126,12 @@ def test_what_lags_waits_for_instances_that_start() -> None:
 
 def test_contraction_waits_for_instances_that_start() -> None:
     low = replace(quiet(8, use=0.2), accepted=Known(7))
-    assert after(low).cause == "Starting"
+    patient = Settings(Expand(starting=1000.0))
+    recent = [Step(NOW - 700, 6, 8)]
+    assert after(low, history=recent, settings=patient).cause == "Starting"
+    # But not for ever: there may be no room for them.
+    assert after(low, history=[Step(NOW - 1001, 6, 8)], settings=patient).cause == "LowUse"
+    assert after(low).cause == "LowUse"
 
 
 def test_contraction_leaves_room() -> None:
