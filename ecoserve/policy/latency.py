@@ -93,6 +93,11 @@ class StepSample:
         return "mixed" if self.batch else "prefill"
 
 
+# See ``LatencyFit``.
+_RUN = 4
+_OFF = 2.0
+
+
 class LatencyFit:
     """Keeps a ``LatencyModel`` true to the steps that are measured.
 
@@ -101,9 +106,13 @@ class LatencyFit:
     (the calibration, which exercised every term on purpose) as a prior of weight ``prior``. The
     prior holds proportions, not speed: it is first scaled to the samples as a whole. So what was
     not exercised lately (one prompt length only, batches of one to three) keeps its proportion
-    however long that lasts, while terms that the samples do tell apart follow them. A sample that
-    is off by more than ``outlier`` times is a hiccup (a page fault, a compile) and is left out
-    unless such samples keep coming.
+    however long that lasts, while terms that the samples do tell apart follow them.
+
+    A sample that is off by more than ``outlier`` times is a hiccup (a page fault, a compile) and is
+    left out, unless it is one of a run: ``_RUN`` samples of its kind, one after the other, that all
+    took more than ``_OFF`` times what was predicted, or all less than that part of it. Then it is
+    the model that is wrong, and it is fitted at once and after each ``_RUN`` more: an instance that
+    starts on a machine busier than at its calibration would be given far too much meanwhile.
     """
 
     def __init__(
@@ -123,7 +132,8 @@ class LatencyFit:
         self._samples: dict[str, deque[StepSample]] = {
             kind: deque(maxlen=window) for kind in ("prefill", "decode", "mixed")
         }
-        self._strays = 0
+        # How long the run of each kind is; negative while less is taken than predicted.
+        self._runs = dict.fromkeys(self._samples, 0)
         self._since_fit = 0
 
     def predict(self, sample: StepSample) -> float:
@@ -140,19 +150,29 @@ class LatencyFit:
         if sample.seconds <= 0:
             return False
         ratio = sample.seconds / max(self.predict(sample), 1e-9)
-        if not 1 / self._outlier < ratio < self._outlier:
-            self._strays += 1
-            if self._strays < self._every:
-                return False
-        else:
-            self._strays = 0
+        run = self._run(sample.kind, ratio)
+        if run < _RUN and not 1 / self._outlier < ratio < self._outlier:
+            return False
         self._samples[sample.kind].append(sample)
         self._since_fit += 1
-        if self._since_fit < self._every:
+        if self._since_fit >= self._every:
+            self._since_fit = 0
+        elif run == 0 or run % _RUN:
             return False
-        self._since_fit = 0
         self.model = self._fit()
         return True
+
+    def _run(self, kind: str, ratio: float) -> int:
+        """Takes note of a sample that took ``ratio`` of what was predicted; how long its run is."""
+        run = self._runs[kind]
+        if ratio > _OFF:
+            run = max(run, 0) + 1
+        elif ratio < 1 / _OFF:
+            run = min(run, 0) - 1
+        else:
+            run = 0
+        self._runs[kind] = run
+        return abs(run)
 
     def _fit(self) -> LatencyModel:
         first = self._first

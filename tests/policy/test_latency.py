@@ -117,6 +117,21 @@ def test_a_hiccup_is_left_out_and_a_lasting_change_is_followed() -> None:
     assert fit.model.decode(8, 4000) == pytest.approx(6 * CPU.decode(8, 4000), rel=0.1)
 
 
+@pytest.mark.parametrize("slower", [3.0, 10.0, 0.1])
+def test_prefills_that_are_predicted_wrong_are_soon_predicted_right(slower: float) -> None:
+    """An instance that has just started: few prompts, and decodes in between that are as known."""
+    fit = LatencyFit(CPU)
+    for i in range(4):
+        [prefill] = samples(CPU, "prefill", 1, seed=i)
+        fit.observe(replace(prefill, seconds=prefill.seconds * slower))
+        for decode in samples(CPU, "decode", 5, seed=i):
+            fit.observe(decode)
+    for tokens in (100, 1000):
+        expected = slower * CPU.prefill(tokens)
+        assert fit.model.prefill(tokens) == pytest.approx(expected, rel=0.25)
+    assert fit.model.decode(8, 4000) == pytest.approx(CPU.decode(8, 4000), rel=0.05)
+
+
 def test_the_error_is_that_of_the_steps_that_are_predicted_worst() -> None:
     """Decode steps are many and even; mixed ones few and, with a GPU's tiles, off by some
     percent."""
