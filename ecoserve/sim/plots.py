@@ -16,6 +16,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.colors import to_rgb
+from matplotlib.ticker import MaxNLocator
 
 from ecoserve.sim.records import StepRecord
 from ecoserve.sim.report import Sweep
@@ -125,8 +126,14 @@ def bars(
 
 
 def sweeps(rows: Sequence[Sequence[Sweep]], path: Path, *, title: str) -> None:
-    """Goodput against one setting a panel, a line a system; None is a cell that was not run."""
+    """Goodput against one setting a panel, a line a system; None is a cell that was not run.
+
+    A row of panels an experiment; experiments of one panel stand two in a row.
+    """
     columns = max(map(len, rows))
+    if columns == 1 and len(rows) > 2:
+        flat = [sweep for row in rows for sweep in row]
+        rows, columns = [flat[i : i + 2] for i in range(0, len(flat), 2)], 2
     figure, grid = plt.subplots(
         len(rows),
         columns,
@@ -134,6 +141,7 @@ def sweeps(rows: Sequence[Sequence[Sweep]], path: Path, *, title: str) -> None:
         layout="constrained",
         squeeze=False,
     )
+    legend = {}
     names = list(dict.fromkeys(name for row in rows for sweep in row for name in sweep.lines))
     colours = _colours(names)
     for places, row in zip(grid, rows, strict=True):
@@ -142,20 +150,26 @@ def sweeps(rows: Sequence[Sequence[Sweep]], path: Path, *, title: str) -> None:
         for axes, sweep in zip(places, row, strict=False):
             for name, values in sweep.lines.items():
                 run = [i for i, value in enumerate(values) if value is not None]
-                axes.plot(
+                (legend[name],) = axes.plot(
                     run,
                     [values[i] for i in run],
                     marker=_MARKERS[names.index(name) % len(_MARKERS)],
                     ms=4,
                     color=colours[name],
-                    label=name if axes is grid[0][0] else None,
                 )
+            highest = max((v for vs in sweep.lines.values() for v in vs if v), default=1.0)
             axes.set_xticks(range(len(sweep.values)), sweep.values)
-            axes.set(xlabel=sweep.setting, title=sweep.title, ylim=(0, None))
+            axes.set(xlabel=sweep.setting, title=sweep.title, ylim=(0, 1.1 * highest))
             axes.grid(alpha=0.3)
         places[0].set_ylabel("goodput, requests/s")
     figure.suptitle(title)
-    figure.legend(loc="outside lower center", ncols=min(len(names), 6), fontsize=8)
+    figure.legend(
+        list(legend.values()),
+        list(legend),
+        loc="outside lower center",
+        ncols=min(len(legend), 6),
+        fontsize=8,
+    )
     _save(figure, path)
 
 
@@ -207,6 +221,7 @@ def over_time(
         above.text(begin, 1, f" {rate:g}/s", fontsize=8, va="bottom")
     above.set(ylabel="requests within both SLOs, %", title=title, ylim=(0, 102))
     below.set(xlabel="minutes", ylabel="instances wanted", ylim=(0, None), xlim=(0, edges[-1]))
+    below.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (above, below):
         axes.grid(alpha=0.3)
     above.legend(loc="center left")

@@ -32,6 +32,18 @@ _CASE: Mapping[str, tuple[str, str]] = {
     "output_error": ("length error", "{:g}"),
 }
 
+# The same as axes of a plot, where there is room for more.
+_AXES = {
+    "percentile": "per cent of requests that keep both SLOs",
+    "mixing": "how much longer a mixed step takes",
+    "overlap": "share of the all-reduce that is hidden",
+    "bus": "all-reduce bus, GB/s",
+    "cv": "CV of the gaps between arrivals",
+    "noise": "spread of step times",
+    "report_delay": "age of the state that routing sees, s",
+    "output_error": "error of predicted output lengths (–: none predicted)",
+}
+
 Case = tuple[str, ...]
 Pairs = Sequence[tuple[Cell, Row | None]]
 
@@ -128,6 +140,7 @@ def sweeps(pairs: Pairs, title: str) -> list[Sweep]:
     fields = [field for field in varying(cells) if field != "data"]
     if len(fields) != 1:
         return []
+    setting = _AXES.get(fields[0], _CASE[fields[0]][0])
     values = list(dict.fromkeys(written(cell, fields[0]) for cell in cells))
     found: list[Sweep] = []
     for data in dict.fromkeys(cell.data for cell in cells):
@@ -136,7 +149,7 @@ def sweeps(pairs: Pairs, title: str) -> list[Sweep]:
             if cell.data == data:
                 line = lines.setdefault(cell.system.name, [None] * len(values))
                 line[values.index(written(cell, fields[0]))] = rate(row)
-        found.append(Sweep(f"{title}, {data}", _CASE[fields[0]][0], values, lines))
+        found.append(Sweep(f"{title}, {data}", setting, values, lines))
     return found
 
 

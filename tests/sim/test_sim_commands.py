@@ -320,7 +320,9 @@ def test_traces_need_slos(tmp_path: Path) -> None:
     assert "100.0%" in shown
     steps = ["--minutes", 0.5, "--rate", 2, "--from", 1, "--to", 1, "-v", "fixed"]
     one = [*TINY[:4], "--tp", 1, "--data", path, "--ttft-slo", 1]
-    assert "100.0" in worked("sim", "scale", *steps, *one)
+    drawn = tmp_path / "s.png"
+    assert "100.0" in worked("sim", "scale", *steps, *one, "--plot", drawn)
+    assert drawn.read_bytes().startswith(PNG)
 
 
 def test_help_names_every_command() -> None:
