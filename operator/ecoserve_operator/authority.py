@@ -212,12 +212,18 @@ class Authority:
         if secret is None:
             # The chart makes one, empty, so that it goes with all else.
             body: Json = {"metadata": {"namespace": self._namespace, "name": self._name}}
-            secret = await api.create(SECRETS, body)
+            try:
+                secret = await api.create(SECRETS, body)
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                # What needs no certificates goes on.
+                self._useless(f"it is missing and cannot be made: {error}")
+                return
         try:
             known = from_secret(secret, now) if secret.get("data") else None
         except BadCertificate as error:
-            self.problem = f"Secret {self._namespace}/{self._name}: {error}"
-            log.error("certificate authority: %s", self.problem)
+            self._useless(str(error))
             return
         self.problem = ""
         state = advance(known, now, self._name)
@@ -228,6 +234,10 @@ class Authority:
             self._state = state
             self.changed()
         self.provide()
+
+    def _useless(self, why: str) -> None:
+        self.problem = f"Secret {self._namespace}/{self._name}: {why}"
+        log.error("certificate authority: %s", self.problem)
 
     def trust(self, key: Key, roots: str) -> None:
         """Has the scheduler take connections of those for whom a cluster's ``roots`` vouch."""

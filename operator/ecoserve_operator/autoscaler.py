@@ -94,8 +94,12 @@ class Autoscaler:
         for key in known:
             if key in self._looking or now < self._due.get(key, 0.0):
                 continue
+            item = self._store.cluster(key)
+            # Most clusters are not scaled, and reading one takes a while.
+            if item is None or not item["spec"].get("autoscaling", {}).get("enabled"):
+                continue
             cluster = self._cluster(key)
-            if cluster is None or not cluster.spec.autoscaling.enabled:
+            if cluster is None:
                 continue
             self._due[key] = now + cluster.spec.autoscaling.interval
             self._looking[key] = asyncio.create_task(self._look(key, cluster.spec))

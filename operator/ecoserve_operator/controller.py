@@ -20,6 +20,7 @@ from ecoserve_operator.actions import CreatePod, DeletePod
 from ecoserve_operator.api import EcoServeCluster
 from ecoserve_operator.authority import Authority
 from ecoserve_operator.autoscaler import Autoscaler
+from ecoserve_operator.builders.common import GATEWAY
 from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, ClusterApi, Json, Kind
 from ecoserve_operator.events import Events
 from ecoserve_operator.execute import Executor, Stale
@@ -27,7 +28,7 @@ from ecoserve_operator.issuer import Issuer
 from ecoserve_operator.lease import Lease, NotHeld
 from ecoserve_operator.membership import Membership, declare
 from ecoserve_operator.names import CLUSTER_LABEL, pod_name, worker_selector
-from ecoserve_operator.objects import Objects
+from ecoserve_operator.objects import DEPLOYMENTS, Objects
 from ecoserve_operator.plan import Plan, View, plan
 from ecoserve_operator.render import Render
 from ecoserve_operator.states import Desired, Observed
@@ -337,6 +338,7 @@ class _Pass:
                 item.get("status", {}),
                 generation,
                 self._controller._render.url(self._cluster),
+                self._gateway(),
             ),
         )
         nodes = {
@@ -350,6 +352,13 @@ class _Pass:
             old, generation = macro.get("status", {}), metadata["generation"]
             told = status.macro_status(view, name, nodes, old, generation)
             await self._executor.write_macro_status(self._key, name, told)
+
+    def _gateway(self) -> str:
+        """Why nobody can reach the gateway; empty if somebody can, or there is none."""
+        if not self._cluster.spec.gateway.enabled:
+            return ""
+        name = f"{self._key[1]}-{GATEWAY}"
+        return views.unavailable(self._store.find(DEPLOYMENTS, self._key, name))
 
 
 def _explain(error: ValidationError) -> str:

@@ -123,11 +123,22 @@ class Executor:
             "status": status,
         }
         try:
-            self._store.put(CLUSTERS, await self._api.apply(CLUSTERS, body, "status"))
+            after = await self._api.apply(CLUSTERS, body, "status")
+            self._store.put(CLUSTERS, after)
+            self._tell_trouble(key, item.get("status", {}), status)
         except ApiError as error:
             if error.status in (404, 409):
                 await self._look_up(CLUSTERS, key, key[1])
             raise
+
+    def _tell_trouble(self, key: Key, before: Json, after: Json) -> None:
+        """Something is wrong that was not, or for another reason."""
+        old, new = _degraded(before), _degraded(after)
+        if new.get("status") == "True" and (old.get("status"), old.get("reason")) != (
+            "True",
+            new["reason"],
+        ):
+            self._tell(key, new["reason"], new["message"], warning=True)
 
     async def _write_roster(self, key: Key, roster: Roster) -> None:
         item = self._store.cluster(key)
@@ -242,6 +253,10 @@ class Executor:
             self._store.put(kind, found)
         elif known is not None:
             self._store.drop(kind, known)
+
+
+def _degraded(status: Json) -> Json:
+    return next((c for c in status.get("conditions", ()) if c["type"] == "Degraded"), {})
 
 
 def _owner(kind: Kind, name: str, uid: str) -> Json:

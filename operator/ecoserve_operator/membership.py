@@ -79,6 +79,7 @@ class Membership:
     def __init__(self, target: str, changed: Callable[[Key], None] = lambda _: None) -> None:
         self.changed = changed
         self._clusters: dict[Key, _Declared] = {}
+        self._forgotten: set[Key] = set()
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = AdminStub(self._channel)  # type: ignore[no-untyped-call]
         self._answers = True
@@ -101,6 +102,7 @@ class Membership:
 
         ``busy``: something of it is on its way, so ask often.
         """
+        self._forgotten.discard(key)
         declared = self._clusters.setdefault(key, _Declared(message))
         declared.message = message
         declared.busy = busy
@@ -108,9 +110,15 @@ class Membership:
             await self._apply(key, declared)
 
     async def forget(self, key: Key) -> None:
-        """The cluster is no more."""
+        """The cluster is no more; the scheduler is told, now or when it answers again."""
         if self._clusters.pop(key, None) is not None:
-            await self._call(self._stub.Remove, admin_pb2.RemoveRequest(name="/".join(key)))
+            self._forgotten.add(key)
+            await self._remove(key)
+
+    async def _remove(self, key: Key) -> None:
+        answer = await self._call(self._stub.Remove, admin_pb2.RemoveRequest(name="/".join(key)))
+        if not isinstance(answer, grpc.aio.AioRpcError) or not _is_silence(answer):
+            self._forgotten.discard(key)
 
     async def drain(self, key: Key, instance: str, seconds: float) -> None:
         """Stops routing to an instance, which finishes what it has."""
@@ -124,6 +132,10 @@ class Membership:
         """Keeps asking; runs until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
+            for key in list(self._forgotten):
+                await self._remove(key)
+                if not self._answers:
+                    break
             for key, declared in list(self._clusters.items()):
                 often = declared.busy or not self._answers
                 if self._answers and declared.applied != _bytes(declared.message):
@@ -183,11 +195,7 @@ class Membership:
         try:
             answer: object = await method(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            silent = error.code() in (
-                grpc.StatusCode.UNAVAILABLE,
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-            )
-            self._heard(not silent, error.details() or "")
+            self._heard(not _is_silence(error), error.details() or "")
             return error
         self._heard(True)
         return answer
@@ -203,6 +211,10 @@ class Membership:
                 declared.applied = None
                 declared.instances = None
             self.changed(key)
+
+
+def _is_silence(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def _same(old: Mapping[str, Instance] | None, new: Mapping[str, Instance]) -> bool:

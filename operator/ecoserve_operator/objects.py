@@ -12,12 +12,14 @@ from ecoserve_operator.cluster_api import SECRETS, ApiError, ClusterApi, Json, K
 from ecoserve_operator.status import Problem
 from ecoserve_operator.store import Key, Store
 
+DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
+
 # What is made of these is watched, so that it is repaired when it is changed or removed.
 KINDS: tuple[Kind, ...] = (
     Kind("", "v1", "serviceaccounts", "ServiceAccount"),
     Kind("", "v1", "configmaps", "ConfigMap"),
     Kind("", "v1", "services", "Service"),
-    Kind("apps", "v1", "deployments", "Deployment"),
+    DEPLOYMENTS,
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
     SECRETS,
@@ -62,9 +64,7 @@ class Objects:
             try:
                 answer = await self._api.apply(kind, body)
             except ApiError as error:
-                if not error.is_final:
-                    raise
-                problems.append(Problem("ObjectRefused", f"{kind.name} {name}: {error}"))
+                problems.append(_refused(kind, name, error))
                 continue
             self._store.put(kind, answer)
             applied[kind, name] = (digest, _state(answer))
@@ -73,10 +73,23 @@ class Objects:
         for kind in self.kinds:
             for item in self._store.of(kind, key):
                 name = item["metadata"]["name"]
-                if (kind, name) not in names and _is_of(item, owner):
+                # Pods cannot start without their Secrets, which go with the cluster.
+                if kind == SECRETS or (kind, name) in names or not _is_of(item, owner):
+                    continue
+                try:
                     await self._api.delete(kind, key[0], name, item["metadata"]["uid"])
+                except ApiError as error:
+                    problems.append(_refused(kind, name, error))
+                else:
                     self._store.drop(kind, item)
         return problems
+
+
+def _refused(kind: Kind, name: str, error: ApiError) -> Problem:
+    """What to tell of a request that was refused; raises it where it should be made again."""
+    if not error.is_final:
+        raise error
+    return Problem("ObjectRefused", f"{kind.name} {name}: {error}")
 
 
 def _is_of(item: Json, owner: str) -> bool:

@@ -48,6 +48,8 @@ from ecoserve_operator.states import Desired, Instance, Macro, Observed, Pod, Ro
 
 # A Pod that no node has had room for, for so long, is taken to wait for another's GPUs.
 NO_ROOM_S = 20.0
+# A Pod that is still there so long after its grace period is on a node that nobody hears of.
+LOST_S = 60.0
 _STOPPING = ("draining", "drained")
 
 
@@ -388,7 +390,10 @@ class _Planner(View):
         nothing that serves while one finds no node even in the room of the one before."""
         if not self.rolling or self.excess != 0 or self.leaving or self.loading:
             return
-        if any(pod.terminating for pod in self.observed.pods):
+        if going := [p for p in self.observed.pods if p.terminating and not self._lost(p)]:
+            for pod in going:
+                if pod.ends is not None:
+                    self._later(pod.ends + LOST_S)
             return
         victims = sorted((p for p in self.outdated if self._may_retire(p)), key=self._cost)
         if not victims:
@@ -403,6 +408,10 @@ class _Planner(View):
             yield from self._create([victims[0].macro])
         else:
             self._later(self.observed.hold_until)
+
+    def _lost(self, pod: Pod) -> bool:
+        """Whether a Pod that is being deleted is not waited for any longer."""
+        return pod.ends is not None and self.observed.now >= pod.ends + LOST_S
 
     def _watch_room(self) -> None:
         for pod in self.loading:

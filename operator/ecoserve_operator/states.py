@@ -54,7 +54,8 @@ class Pod:
     controller.
 
     ``accepted`` is its readiness gate: None: never accepted by the scheduler; False: closed again,
-    for it drains. ``no_room_since`` is since when no node has room for it, ``leaving_since`` when
+    for it drains. ``ends`` is when the grace period of one that is being deleted is over, None: not
+    known. ``no_room_since`` is since when no node has room for it, ``leaving_since`` when
     it was marked to be retired. ``trouble`` is what Kubernetes says that keeps it from running.
     """
 
@@ -70,6 +71,7 @@ class Pod:
     running: bool = False
     failed: bool = False
     terminating: bool = False
+    ends: float | None = None
     no_room_since: float | None = None
     leaving_since: float | None = None
     leaving_reason: Reason = "ScaleIn"

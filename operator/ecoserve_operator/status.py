@@ -36,9 +36,16 @@ class Condition:
 
 
 def cluster_status(
-    view: View, done: Plan | None, problems: Iterable[Problem], old: Json, generation: int, url: str
+    view: View,
+    done: Plan | None,
+    problems: Iterable[Problem],
+    old: Json,
+    generation: int,
+    url: str,
+    gateway: str = "",
 ) -> Json:
-    """The status of the EcoServeCluster; ``old`` is the one before."""
+    """The status of the EcoServeCluster; ``old`` is the one before, ``gateway`` says why nobody can
+    reach it."""
     desired, pods = view.desired, view.alive
     status = roster_fields(view.roster) | {
         "observedGeneration": generation,
@@ -55,22 +62,26 @@ def cluster_status(
     }
     if old.get("scaling"):
         status["scaling"] = old["scaling"]
-    found = [
-        *cluster_conditions(view, done, list(problems)),
-        autoscaling(old) if desired.autoscaled else NOT_AUTOSCALED,
-    ]
-    return status | {"conditions": with_times(found, old, generation, view.observed.now)}
+    found = cluster_conditions(view, done, list(problems), gateway)
+    kept = _autoscalers(old) if desired.autoscaled else []
+    if not kept:
+        found.append(_NOT_YET_SCALED if desired.autoscaled else _NOT_AUTOSCALED)
+    conditions = with_times(found, old, generation, view.observed.now) + kept
+    return status | {"conditions": conditions}
 
 
-NOT_AUTOSCALED = Condition("Autoscaling", "False", "Disabled", "spec.autoscaling is not enabled")
+_NOT_AUTOSCALED = Condition("Autoscaling", "False", "Disabled", "spec.autoscaling is not enabled")
+_NOT_YET_SCALED = Condition(
+    "Autoscaling", "Unknown", "NotYetMeasured", "no signal has been read yet"
+)
 
 
-def autoscaling(old: Json) -> Condition:
-    """The autoscaler's own condition as the status has it, which only the autoscaler changes."""
-    for item in old.get("conditions", ()):
-        if item["type"] == "Autoscaling" and item["reason"] != NOT_AUTOSCALED.reason:
-            return Condition("Autoscaling", item["status"], item["reason"], item["message"])
-    return Condition("Autoscaling", "Unknown", "NotYetMeasured", "no signal has been read yet")
+def _autoscalers(old: Json) -> list[Json]:
+    """The autoscaler's own condition as the status has it: only the autoscaler changes it, and
+    knows of which generation it speaks."""
+    ours = (_NOT_AUTOSCALED.reason, _NOT_YET_SCALED.reason)
+    conditions = old.get("conditions", ())
+    return [c for c in conditions if c["type"] == "Autoscaling" and c["reason"] not in ours]
 
 
 def roster_fields(roster: Roster) -> Json:
@@ -87,11 +98,13 @@ def roster_fields(roster: Roster) -> Json:
     return fields
 
 
-def cluster_conditions(view: View, done: Plan | None, problems: list[Problem]) -> list[Condition]:
+def cluster_conditions(
+    view: View, done: Plan | None, problems: list[Problem], gateway: str
+) -> list[Condition]:
     """What there is to tell of a cluster."""
     return [
         _ready("Ready", view.alive, view.roster.total),
-        _available(view.alive),
+        _available(view.alive, gateway),
         _progressing(view, done),
         _degraded(view, done, problems),
         _bounds(view),
@@ -107,10 +120,12 @@ def _ready(kind: str, pods: list[Pod], wanted: int) -> Condition:
     return Condition(kind, "False", "NotReady", message)
 
 
-def _available(pods: list[Pod]) -> Condition:
-    if any(pod.ready for pod in pods):
-        return Condition("Available", "True", "Serving", "at least one instance takes requests")
-    return Condition("Available", "False", "NoInstance", "no instance takes requests")
+def _available(pods: list[Pod], gateway: str) -> Condition:
+    if not any(pod.ready for pod in pods):
+        return Condition("Available", "False", "NoInstance", "no instance takes requests")
+    if gateway:
+        return Condition("Available", "False", "GatewayUnavailable", f"gateway: {gateway}")
+    return Condition("Available", "True", "Serving", "at least one instance takes requests")
 
 
 def _progressing(view: View, done: Plan | None) -> Condition:

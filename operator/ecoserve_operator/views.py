@@ -145,11 +145,21 @@ def pod(item: Json) -> Pod | None:
         running=status.get("phase") == "Running" and _runs(status),
         failed=status.get("phase") in ("Failed", "Succeeded"),
         terminating="deletionTimestamp" in metadata,
+        ends=seconds(metadata.get("deletionTimestamp")),
         no_room_since=seconds(scheduled.get("lastTransitionTime")) or created if no_room else None,
         leaving_since=seconds(notes.get(LEAVING_SINCE)),
         leaving_reason=reason,
         trouble=_trouble(scheduled, status),
     )
+
+
+def unavailable(deployment: Json | None) -> str:
+    """Why a Deployment serves nobody; empty if it does, or nobody has said so yet."""
+    conditions = ((deployment or {}).get("status") or {}).get("conditions", ())
+    for condition in conditions:
+        if condition["type"] == "Available" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason", "it is not available"))
+    return ""
 
 
 def _owner(metadata: Json) -> str | None:

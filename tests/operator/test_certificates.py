@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from dataclasses import dataclass, field
 from functools import cache
@@ -9,8 +10,16 @@ from typing import Any
 
 import pytest
 from ecoserve_operator import authority, certificates, pki
-from ecoserve_operator.authority import Authorities, advance, from_secret, is_current, to_secret
+from ecoserve_operator.authority import (
+    Authorities,
+    Authority,
+    advance,
+    from_secret,
+    is_current,
+    to_secret,
+)
 from ecoserve_operator.certificates import ROLES, SETTLE_S, BadGiven, Held, Wanted, step
+from ecoserve_operator.cluster_api import ApiError
 from ecoserve_operator.pki import BadCertificate, Pair, Role
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -395,3 +404,20 @@ def _renamed(signer: pki.Authority) -> pki.Authority:
 def test_an_authority_of_no_use(body: dict[str, Any], what: str) -> None:
     with pytest.raises(BadCertificate, match=what):
         from_secret(body, NOW)
+
+
+class Refusing:
+    """An API server that has no Secret and takes none."""
+
+    async def get(self, *_: object) -> None:
+        return None
+
+    async def create(self, *_: object) -> None:
+        raise ApiError(403, "Forbidden", "secrets is forbidden")
+
+
+async def test_an_authority_that_cannot_be_made_keeps_nobody_waiting() -> None:
+    wanted = Authority("system", "ca", "localhost", None)
+    await asyncio.wait_for(wanted.start(Refusing()), 30)  # type: ignore[arg-type]
+    with pytest.raises(BadCertificate, match=r"system/ca: it is missing .* secrets is forbidden"):
+        _ = wanted.state

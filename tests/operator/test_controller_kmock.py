@@ -8,7 +8,8 @@ from pathlib import Path
 import kmock
 import pytest
 from ecoserve_operator import controller
-from ecoserve_operator.cluster_api import CLUSTERS, PODS
+from ecoserve_operator.cluster_api import CLUSTERS, PODS, SECRETS
+from ecoserve_operator.objects import DEPLOYMENTS
 
 from tests.operator.control_world import until
 from tests.operator.kmock_world import Emulator, emulated
@@ -80,6 +81,55 @@ async def test_an_overlay_that_makes_no_pod_is_told_once(esc: Operator) -> None:
 
     await until(told)
     assert (await esc.cluster())["status"]["nextIndex"] == 1, "an index was spent"
+    await esc.tells("InvalidSpec")
     await esc.at_rest()
     await esc.change(podTemplate=None)
     await esc.settle(2)
+
+
+async def test_an_object_that_may_not_be_removed_keeps_nothing_else_up(
+    server: Emulator, esc: Operator
+) -> None:
+    def refuse(request: kmock.Request) -> None:
+        if request.method == kmock.method.DELETE and request.url.path.endswith("/services/demo"):
+            raise kmock.KubernetesError(status=403, reason="Forbidden", message="protected")
+
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    server.before = refuse
+    await esc.change(replicas=2, gateway={"enabled": False})
+    await esc.settle(2)
+    degraded = await esc.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ObjectRefused")
+    assert "Service demo: protected" in degraded["message"]
+    await esc.tells("ObjectRefused")
+
+
+async def test_certificates_stay_where_there_is_no_good_one(
+    server: Emulator, esc: Operator
+) -> None:
+    """A Pod that has to start again mounts them."""
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    broken = {"data": {"tls.crt": "eA=="}}
+    server.change(SECRETS, NAMESPACE, "demo-worker-tls", broken)
+    server.change(SECRETS, NAMESPACE, "demo-gateway-tls", broken)
+    await esc.stop()
+    await esc.start()
+    await esc.change(replicas=2, mtls={"gatewaySecret": "none", "workerSecret": "none"})
+    await esc.settle(2)
+    await esc.becomes("Degraded", "True")
+    assert (await esc.condition("Degraded"))["reason"] == "BadCertificate"
+    for name in ("demo-worker-tls", "demo-gateway-tls"):
+        assert await esc.api.get(SECRETS, NAMESPACE, name) is not None
+
+
+async def test_without_a_gateway_it_is_not_available(server: Emulator, esc: Operator) -> None:
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    await esc.becomes("Available", "True")
+    for status in ("False", "True"):
+        condition = {"type": "Available", "status": status, "message": "no Pod of it runs"}
+        body = {"status": {"conditions": [condition]}}
+        await esc.api.patch_status(DEPLOYMENTS, NAMESPACE, "demo-gateway", body)
+        await esc.becomes("Available", status)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from ecoserve_operator import actions as act
-from ecoserve_operator.plan import plan
+from ecoserve_operator.plan import LOST_S, plan
 from ecoserve_operator.states import Macro, Pod, Roster
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -250,6 +250,20 @@ class TestRollout:
         served = self.roll(world, strategy=strategy)
         assert min(served) >= 4
         assert len(world.serving) == 4
+
+    def test_it_does_not_wait_for_a_pod_of_a_lost_node(self) -> None:
+        """One that is being deleted stays until its node is heard of again, or taken away."""
+        world = settled(3)
+        world.live()  # a moment later, so that the grace period is over
+        gone = replace(world.pods["c-0"], name="c-9", index=9, uid="lost", terminating=True)
+        world.wanted = replace(world.wanted, revision="r2")
+        going = replace(world.observe(), pods=(*world.pods.values(), replace(gone, ends=world.now)))
+        roster = Roster(10, going.roster.layout if going.roster is not None else Layout())
+        waits = plan(world.wanted, replace(going, roster=roster))
+        assert waits.actions == ()
+        assert waits.wake_at == world.now + LOST_S
+        late = replace(going, roster=roster, now=world.now + LOST_S)
+        assert any(isinstance(a, act.CreatePod) for a in plan(world.wanted, late).actions)
 
     def test_paused(self) -> None:
         world = settled(3)
