@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ecoserve.policy import balance, fair
+from ecoserve.policy import fair
 from ecoserve.policy.macro import RETRY_EVERY, MacroScheduler, Routed, Shed
 from ecoserve.policy.routing import load
 from ecoserve.policy.state import SLO, MacroView, Request
 from ecoserve.proto.v1 import session_pb2
 from ecoserve.scheduler.config import ClusterSpec
 from ecoserve.scheduler.hello import Hello
+from ecoserve.scheduler.homes import Homes
 from ecoserve.scheduler.instance import RETURN_S, SILENT_S, Instance
 from ecoserve.scheduler.learning import Learnt
 from ecoserve.scheduler.ledger import Ledger
@@ -54,14 +55,7 @@ class Cluster:
         self._metrics = metrics
         self._debug = debug
         self.spec = spec
-        self.members: dict[str, str] = {}
-        self._homes: dict[str, list[Instance]] = {}
-        # Of each instance that is routed to, the load that ``_loads`` counts it with.
-        self._counted: dict[str, int] = {}
-        self._loads: dict[str, int] = {}
-        # What is routed to, and where conversations belong, until an instance comes or goes.
-        self._able: dict[str, list[Instance]] = {}
-        self._places: balance.Places | None = None
+        self.homes = Homes()
         self.apply(spec, now)
 
     # -- membership -----------------------------------------------------------------------------
@@ -81,20 +75,10 @@ class Cluster:
                 self._evict(macro_scheduler)
         self.macros = kept
         self.spec = spec
-        self.members = spec.members
-        for name in self.members:
-            self.instances.setdefault(name, Instance(name, self._touched))
-        self._homes = {
-            macro.name: [self.instances[name] for name in macro.instances]
-            for macro in spec.macro_instances
-        }
-        self._counted.clear()
-        self._loads = dict.fromkeys(self._homes, 0)
-        self._able.clear()
-        self._places = None
-        for home in self._homes.values():
-            for instance in home:
-                self._touched(instance)
+        for macro in spec.macro_instances:
+            for name in macro.instances:
+                self.instances.setdefault(name, Instance(name, self.homes.touched))
+        self.homes.declare(spec.macro_instances, self.instances)
         for macro in spec.macro_instances:
             self._metrics.declare(self.name, macro.name, macro.instances)
         for name, instance in list(self.instances.items()):
@@ -125,13 +109,12 @@ class Cluster:
     def _remove(self, name: str) -> None:
         self.ledger.release_all(self.instances[name])
         del self.instances[name]
-        self._counted.pop(name, None)
         self._metrics.forget(self.name, name)
 
     def connect(self, hello: Hello) -> Instance:
         """A session of an instance began; whether it is a member is not asked here."""
         instance = self.instances.setdefault(
-            hello.instance, Instance(hello.instance, self._touched)
+            hello.instance, Instance(hello.instance, self.homes.touched)
         )
         known = instance.hello is not None and instance.hello.incarnation == hello.incarnation
         if not known:
@@ -149,6 +132,11 @@ class Cluster:
         self.pump(now)
 
     @property
+    def members(self) -> Mapping[str, str]:
+        """Each instance's macro instance."""
+        return self.homes.members
+
+    @property
     def models(self) -> set[str]:
         """The names under which its instances serve."""
         return {i.hello.model for i in self.instances.values() if i.hello is not None}
@@ -162,32 +150,6 @@ class Cluster:
                     return True
                 told = True
         return not told
-
-    def routable(self, macro: str | None = None) -> list[Instance]:
-        """Instances that may be given work, of one macro instance or of all, in their order."""
-        if macro is None:
-            return [instance for home in self._homes for instance in self.routable(home)]
-        able = self._able.get(macro)
-        if able is None:
-            able = self._able[macro] = [i for i in self._homes[macro] if i.routable]
-        return able
-
-    def _touched(self, instance: Instance) -> None:
-        """Keeps the loads of the macro instances as their instances change, so that a pick need not
-        look at all of them."""
-        home = self.members.get(instance.name)
-        if home is None:
-            return
-        before = self._counted.get(instance.name)
-        routable = instance.routable
-        if routable != (before is not None):
-            self._able.pop(home, None)
-            self._places = None
-        if routable:
-            after = self._counted[instance.name] = instance.load
-            self._loads[home] += after - (before or 0)
-        elif before is not None:
-            self._loads[home] -= self._counted.pop(instance.name)
 
     # -- reports --------------------------------------------------------------------------------
 
@@ -216,10 +178,9 @@ class Cluster:
     def _failed(self, instance: Instance, request_id: str, now: float) -> None:
         """A request failed at an instance. Of a macro instance no more are left alone for it than
         are well: what fails everywhere is not the instances' fault."""
-        home = self._homes.get(self.members.get(instance.name, ""))
-        if home is None or instance.draining:
+        if instance.name not in self.members or instance.draining:
             return
-        others = [one for one in home if one is not instance]
+        others = self.homes.others(instance)
         # One that is on trial, or is to be, is not known to be well.
         failing = sum(one.breaker.state != "closed" for one in others)
         well = sum(one.routable and one.breaker.state == "closed" for one in others)
@@ -301,7 +262,7 @@ class Cluster:
 
     def any_address(self, allowed: frozenset[str] | None, now: float) -> Picked | Turned:
         """Where a call without work (no body) goes: the least loaded instances."""
-        able = sorted(self._eligible(self.routable(), allowed), key=lambda i: i.load)
+        able = sorted(self._eligible(self.homes.routable(), allowed), key=lambda i: i.load)
         if not able:
             return self._nobody(allowed)
         return Picked(able[0].name, _addresses(able[:3]), 0.0, False, "no body")
@@ -323,7 +284,7 @@ class Cluster:
             output = min(output, float(work.most_output))
         names = None
         if allowed is not None:
-            eligible = self._eligible(self.routable(), allowed)
+            eligible = self._eligible(self.homes.routable(), allowed)
             names = frozenset(instance.name for instance in eligible)
         request = Request(
             id=request_id,
@@ -342,7 +303,7 @@ class Cluster:
         """Prompt tokens that each instance of the macro instance is thought to hold."""
         unit = self.learnt.bytes_per_token if work.text_bytes else float(TOKEN_BYTES)
         held = {}
-        for instance in self.routable(macro) if work.chains else ():
+        for instance in self.homes.routable(macro) if work.chains else ():
             matched = instance.prefixes.held(work.chains)
             if matched:
                 assert instance.hello is not None
@@ -394,24 +355,8 @@ class Cluster:
             self._turn(ticket, self._nobody(permitted))
 
     def _macro_for(self, key: bytes, permitted: frozenset[str] | None) -> str | None:
-        if len(self.macros) == 1 and permitted is None:
-            # Nothing to choose, as in most clusters.
-            (only,) = self.macros
-            return only if self.routable(only) else None
-        places = self._places
-        if permitted is not None:
-            places = balance.Places(
-                {m: [i.name for i in self.routable(m) if i.name in permitted] for m in self._homes}
-            )
-        elif places is None:
-            places = self._places = balance.Places(
-                {macro: [i.name for i in self.routable(macro)] for macro in self._homes}
-            )
-        loads = list(self._loads.values())
-        if self.tickets:
-            queues = self.macros.values()
-            loads = [held + len(queue) for held, queue in zip(loads, queues, strict=True)]
-        return places.choose(key, loads)
+        waiting = [len(queue) for queue in self.macros.values()] if self.tickets else []
+        return self.homes.choose(key, waiting, permitted)
 
     def _evict(self, queue: MacroScheduler) -> None:
         for request in (*queue.waiting, *queue.late):
@@ -423,7 +368,7 @@ class Cluster:
     def pump(self, now: float) -> None:
         """Decides whatever can be decided now."""
         for name, queue in self.macros.items():
-            if len(queue) and not self.routable(name):
+            if len(queue) and not self.homes.routable(name):
                 self._evict(queue)
         for ticket in list(self._homeless.values()):
             self._place(ticket, now)
@@ -446,7 +391,7 @@ class Cluster:
 
     def _dispatch(self, macro: str, now: float) -> None:
         queue = self.macros[macro]
-        view = MacroView(now, tuple(instance.view(now) for instance in self.routable(macro)))
+        view = MacroView(now, tuple(instance.view(now) for instance in self.homes.routable(macro)))
         for decision in queue.dispatch(view):
             ticket = self.tickets[decision.request.id]
             if isinstance(decision, Shed):
@@ -467,7 +412,7 @@ class Cluster:
             queue.charge(request.tenant, fair.work(request))
         able = [
             instance
-            for instance in self.routable()
+            for instance in self.homes.routable()
             if request.allowed is None or instance.name in request.allowed
         ]
         if not able:

@@ -111,11 +111,6 @@ class ClusterSpec(BaseModel):
         except ValueError as error:
             raise ValueError(f"policy: {error}") from None
 
-    @property
-    def members(self) -> dict[str, str]:
-        """Each instance's macro instance."""
-        return {name: macro.name for macro in self.macro_instances for name in macro.instances}
-
 
 def from_proto(message: admin_pb2.Cluster) -> ClusterSpec:
     """Checks a declaration; ValueError names every field that is wrong.

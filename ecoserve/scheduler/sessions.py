@@ -218,7 +218,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             # One that joins others starts with a small share; after a start of everything, or of
             # the scheduler alone, all come at about the same time and nobody has the rest.
             now = self._store.clock()
-            joins = any(now - other.accepted_at > TOGETHER_S for other in cluster.routable())
+            joins = any(now - other.accepted_at > TOGETHER_S for other in cluster.homes.routable())
             ramps = joins and not cluster.spec.cold_joins
             instance.accept(now, cluster.spec.ramp_s if ramps else 0.0)
         instance.refused = ""

@@ -70,10 +70,10 @@ class Rig:
         cluster = self.server.store.clusters["c"]
         assert not cluster.tickets
         assert not len(cluster.ledger)
-        for macro, home in cluster._homes.items():
+        for macro, home in cluster.homes._homes.items():
             able = [i for i in home if i.routable]
-            assert cluster.routable(macro) == able
-            assert cluster._loads[macro] == sum(i.load for i in able)
+            assert cluster.homes.routable(macro) == able
+            assert cluster.homes._loads[macro] == sum(i.load for i in able)
         for instance in cluster.instances.values():
             assert instance._reserved_seconds == 0
             assert instance._reserved_kv == 0

@@ -97,7 +97,7 @@ async def test_what_fails_everywhere_takes_no_more_than_half_out(rig) -> None:
     workers = await rig.ready("a", "b", "c", "d")
     for worker in workers:
         await fail(worker, FAILURES + 2)
-    routable = rig.server.store.clusters["c"].routable()
+    routable = rig.server.store.clusters["c"].homes.routable()
     assert [i.name for i in routable] == ["c", "d"]
 
 
@@ -121,7 +121,7 @@ async def test_while_one_is_on_trial_the_other_is_not_taken_out(rig) -> None:
 async def test_the_last_one_that_is_there_is_not_taken_out(rig) -> None:
     a, b = await rig.ready("a", "b")
     await b.close()
-    await until(lambda: len(rig.server.store.clusters["c"].routable()) == 1)
+    await until(lambda: len(rig.server.store.clusters["c"].homes.routable()) == 1)
     await fail(a, FAILURES + 2)
     assert await destinations(rig, 2) == {a.address}
 
@@ -138,7 +138,7 @@ async def test_what_one_still_says_of_calls_that_went_elsewhere_takes_nobody_out
     done = [session_pb2.Finished(number=i + 1, id=c, status=503) for i, c in enumerate(calls)]
     await a.acked(a.report(finished=done))
     assert rig.reservations() == {"b": set(calls)}
-    assert [i.name for i in rig.server.store.clusters["c"].routable()] == ["b"]
+    assert [i.name for i in rig.server.store.clusters["c"].homes.routable()] == ["b"]
     done = [session_pb2.Finished(number=i + 1, id=c, status=200) for i, c in enumerate(calls)]
     await b.acked(b.report(finished=done))
     await rig.none_reserved()
@@ -152,11 +152,11 @@ async def test_clients_that_leave_or_send_nonsense_say_nothing(rig) -> None:
             number += 1
             done = session_pb2.Finished(number=number, id=f"x{number}", status=status)
             await a.acked(a.report(finished=[done]))
-    assert len(rig.server.store.clusters["c"].routable()) == 2
+    assert len(rig.server.store.clusters["c"].homes.routable()) == 2
 
 
 async def test_a_dead_socket_takes_one_out_at_once(rig) -> None:
     a, b = await rig.ready("a", "b")
     await a.close()
-    await until(lambda: len(rig.server.store.clusters["c"].routable()) == 1)
+    await until(lambda: len(rig.server.store.clusters["c"].homes.routable()) == 1)
     assert await destinations(rig) == {b.address}
