@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ async def main() -> None:
     print(json.dumps(figures, indent=2))
     names = [i["name"] for i in instances(cluster)]
     draw({n: _spans(record[n], options.shown) for n in names}, options, figures)
-    print(f"drawn: {options.out}")
+    print(f"drawn: {options.out}", file=sys.stderr)
 
 
 def _spans(record: dict[str, Any], shown: float) -> list[tuple[float, float, str, str]]:
