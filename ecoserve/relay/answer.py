@@ -15,6 +15,8 @@ from ecoserve.relay.request import Ask
 
 Event = dict[str, Any]
 
+_OTHERWISE = "another worker reads its tokens otherwise"
+
 _decode = msgspec.json.decode
 _encode = msgspec.json.encode
 
@@ -68,7 +70,8 @@ class Answer:
         code = event["error"].get("code") if isinstance(event["error"], dict) else None
         if not isinstance(code, int) or code >= 500:
             raise Broke
-        return data  # the call's own fault, wherever it is served
+        self.whole = True  # the call's own fault, wherever it is served: nothing comes after it
+        return data
 
     def _first(self, event: Event) -> Event | None:
         self._head = self._head or {
@@ -109,7 +112,7 @@ class Answer:
         """
         assert self.prompt is not None
         if not told.text.startswith(self.shown):
-            raise Lost("another worker reads its tokens otherwise")
+            raise Lost(_OTHERWISE)
         if self._watching and self._stop(told.text, 0):
             return None
         self.tokens = self.tokens[: told.settled]
@@ -170,9 +173,11 @@ class Answer:
         return True
 
     def settle(self, told: Text) -> list[bytes]:
-        """The last events of an answer that is ``stopped``."""
+        """The last events of an answer that is ``stopped``. Raises ``Lost``."""
         assert self.stopped is not None
         text, stop = self.stopped
+        if not told.text.startswith(text):
+            raise Lost(_OTHERWISE)
         # The token that completes the stop string is the last.
         count = next(i for i, end in enumerate(told.ends, 1) if end >= len(text))
         self.tokens = self.tokens[:count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import NoReturn, TypeVar
 
@@ -29,6 +30,7 @@ MOST_BREAKS = 3
 PATIENCE = 30.0
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_LONGEST_VALUE = 200
 # Answers by which the gateway says that a call may be tried again.
 _AGAIN = (429, 500, 502, 503, 504)
 # Headers of a connection, not of the call; and those that are set anew.
@@ -159,7 +161,7 @@ class _Call:
         answer = Answer(ask)
         breaks = 0
         while not await self._leg(response, answer):
-            breaks += 1
+            breaks += answer.stopped is None
             try:
                 if limits is None or breaks > MOST_BREAKS:
                     raise Lost("it broke off" if limits is None else f"it broke off {breaks} times")
@@ -178,9 +180,16 @@ class _Call:
         """Gives the client what one worker says; returns whether the answer is whole."""
         try:
             async for events in _events(response):
-                made = [event for data in events if (event := answer.take(data)) is not None]
-                if made:
-                    await self._events(made)
+                made: list[bytes] = []
+                try:
+                    for data in events:
+                        if (event := answer.take(data)) is not None:
+                            made.append(event)
+                        if answer.whole or answer.stopped:
+                            break
+                finally:  # what came with an error counts as given
+                    if made:
+                        await self._events(made)
                 if answer.whole or answer.stopped:
                     break
         except (httpx.TransportError, Broke) as error:
@@ -256,7 +265,7 @@ class _Call:
         if length is not None:
             kept.append((b"content-length", length.encode()))
         if relay is not None:
-            kept.append((headers.RELAY.encode(), relay.encode("ascii", "replace")))
+            kept.append((headers.RELAY.encode(), _value(relay)))
         start = {"type": "http.response.start", "status": response.status_code, "headers": kept}
         await self._send(start)
 
@@ -297,6 +306,11 @@ async def _events(response: httpx.Response) -> AsyncIterator[list[bytes]]:
 def _limits(response: httpx.Response) -> Limits | None:
     header = response.headers.get(headers.LIMITS)
     return None if header is None else Limits.parse(header)
+
+
+def _value(text: str) -> bytes:
+    """Fit for a header: names of fields are in it, and those are the client's."""
+    return re.sub(r"[^ -~]", "?", text[:_LONGEST_VALUE]).encode()
 
 
 def _raise(status: int, text: str) -> NoReturn:

@@ -24,14 +24,14 @@ from ecoserve.relay.app import Relay
 from ecoserve.relay.messages import TEXT_PATH, TextQuestion
 from tests.relay.engine import CHAT, COMPLETIONS, LIMITS, Engine, told
 
-How = Literal["reset", "error", "end"]
+How = Literal["reset", "error", "error at once", "refusal", "end"]
 
 
 @dataclass
 class Death:
     """A worker's after so many events (counted from the end, if negative): its connection is reset,
-    or its engine is gone and it says so, or the stream ends as if it were whole but for its last
-    event."""
+    or its engine is gone and it says so (with the event before, if at once), or it says that the
+    call is at fault, or the stream ends as if it were whole but for its last event."""
 
     after: int
     how: How = "reset"
@@ -97,8 +97,11 @@ class Gateway:
             for number, event in enumerate(events):
                 if death is not None and number == death.after % len(events):
                     if death.how == "error":
-                        error = {"message": "EngineDeadError", "type": "x", "code": 500}
-                        yield b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+                        yield _error(500)
+                    if death.how == "error at once":
+                        yield b"data: " + json.dumps(event).encode() + b"\n\n" + _error(500)
+                    if death.how == "refusal":
+                        yield _error(400)
                     if death.how == "reset":
                         yield b'data: {"id": "chatcmpl-'  # in the middle of an event
                         raise _Killed
@@ -109,6 +112,11 @@ class Gateway:
             yield b"data: [DONE]\n\n"
         finally:
             self.open -= 1
+
+
+def _error(code: int) -> bytes:
+    error = {"message": "no", "type": "x", "code": code}
+    return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
 
 
 @asynccontextmanager

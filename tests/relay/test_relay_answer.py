@@ -200,6 +200,7 @@ def test_an_error_of_the_worker_is_a_break_and_one_of_the_call_is_not() -> None:
             answer.take(json.dumps({"error": {"message": "dead", "code": code}}).encode())
     event = json.dumps({"error": {"message": "bad", "code": 400}}).encode()
     assert answer.take(event) == event
+    assert answer.whole
 
 
 def test_a_worker_that_reads_tokens_otherwise_is_not_followed() -> None:

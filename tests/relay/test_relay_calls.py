@@ -50,7 +50,7 @@ def uncut(gateway: Gateway, path: str, asked: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("how", ["reset", "error", "end"])
+@pytest.mark.parametrize("how", ["reset", "error", "error at once", "end"])
 async def test_a_stream_survives_its_workers(
     gateway: Gateway, folder: Path, path: str, how: How
 ) -> None:
@@ -116,6 +116,32 @@ async def test_a_call_that_kills_its_workers_is_given_up(gateway: Gateway, folde
         assert len(gateway.calls) == MOST_BREAKS + 1
 
 
+async def test_a_stop_string_across_the_last_break_that_may_be_is_no_further_break(
+    gateway: Gateway, folder: Path
+) -> None:
+    asked = body(CHAT, stop=["cat, 你好 and"], **ASKED)
+    whole = uncut(gateway, CHAT, asked)
+    assert whole[3] == [("stop", "cat, 你好 and")]
+    async with relay(gateway, folder) as client:
+        for after in range(3, 20):
+            gateway.deaths = [Death(after), *[Death(0)] * (MOST_BREAKS - 1)]
+            answer = await client.post(CHAT, json=asked, headers=ON)
+            assert Seen.of(events(answer)).shape() == whole, after
+            gateway.deaths.clear()
+
+
+async def test_a_call_that_is_at_fault_is_told_so_once(gateway: Gateway, folder: Path) -> None:
+    async with relay(gateway, folder) as client:
+        for after in (0, 9):
+            gateway.deaths = [Death(after, "refusal")]
+            gateway.calls.clear()
+            answer = await client.post(CHAT, json=body(CHAT, **ASKED), headers=ON)
+            *_, last = answer.text.split("\n\n")[:-1]
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == 400
+            assert answer.text.count('"error"') == 1
+            assert len(gateway.calls) == 1
+
+
 async def test_what_another_worker_refuses_is_the_end(gateway: Gateway, folder: Path) -> None:
     async with relay(gateway, folder) as client:
         gateway.deaths, gateway.then = [Death(30)], [400]
@@ -140,6 +166,24 @@ async def test_what_cannot_be_continued_passes_untouched(gateway: Gateway, folde
             await client.post(CHAT, json=asked, headers=ON)
         answer = await client.post(CHAT, json={**asked, "stream": False}, headers=ON)
         assert answer.headers[headers.RELAY] == "off; no stream"
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("a\r\nx-evil: 1\r\n\r\nHTTP/1.1 200 OK", "a??x-evil: 1????HTTP/1.1 200 OK"),
+        ("你", "?"),
+        ("x" * 100_000, "x" * 195),
+    ],
+)
+async def test_names_of_fields_are_told_as_a_header_may_be(
+    gateway: Gateway, folder: Path, field: str, told: str
+) -> None:
+    async with relay(gateway, folder) as client:
+        answer = await client.post(CHAT, json=body(CHAT, **{field: 1}), headers=ON)
+        assert answer.headers[headers.RELAY] == f"off; {told}"
+        assert "x-evil" not in answer.headers
+        assert answer.text.endswith("[DONE]\n\n")
 
 
 async def test_a_worker_that_parses_answers_is_not_continued(
