@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ecoserve_worker.ledger import Ledger
+from ecoserve_worker.ledger import _KEPT_OUTCOMES, Ledger
 from ecoserve_worker.messages import (
     Command,
     DecodeState,
@@ -49,7 +49,7 @@ def test_a_request_is_settled_when_both_sides_have_ended() -> None:
     call = ledger.begin(ID, 0.0, None, 0.05)
     ledger.received(FromEngine(state=_state(ID)))
     ledger.end(call, 200, broken=False)
-    assert ledger.finished == []
+    assert not ledger.finished
     assert not ledger.idle
     ledger.received(FromEngine(state=_state(), done=[_done()]))
     (outcome,) = ledger.finished
@@ -77,7 +77,7 @@ def test_several_sequences_make_one_request_as_late_as_the_latest() -> None:
     call = ledger.begin(ID, 0.0, None, None)
     ledger.received(FromEngine(state=_state(ID), done=[_done(ttft=0.2, tpot=0.03)]))
     ledger.end(call, 200, broken=False)
-    assert ledger.finished == []
+    assert not ledger.finished
     ledger.received(FromEngine(state=_state(), done=[_done(ttft=0.4, tpot=0.01)]))
     (outcome,) = ledger.finished
     assert (outcome.generated, outcome.ttft, outcome.tpot) == (10, 0.4, 0.03)
@@ -103,6 +103,16 @@ def test_outcomes_are_kept_until_acknowledged() -> None:
         ledger.end(ledger.begin(ID, 0.0, None, None), 400, broken=False)
     ledger.acknowledged(2)
     assert [outcome.number for outcome in ledger.finished] == [3]
+
+
+def test_outcomes_that_nobody_acknowledges_do_not_pile_up() -> None:
+    ledger, _, _ = _ledger()
+    for _ in range(_KEPT_OUTCOMES + 5):
+        ledger.end(ledger.begin(ID, 0.0, None, None), 400, broken=False)
+    assert len(ledger.finished) == _KEPT_OUTCOMES
+    assert ledger.finished[-1].number == _KEPT_OUTCOMES + 5
+    ledger.acknowledged(_KEPT_OUTCOMES)
+    assert [outcome.number - _KEPT_OUTCOMES for outcome in ledger.finished] == [1, 2, 3, 4, 5]
 
 
 def test_a_retry_under_the_same_id_is_a_call_of_its_own() -> None:

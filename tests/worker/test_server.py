@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -15,8 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from ecoserve_worker import server
+from ecoserve_worker.options import parse
 
 from ecoserve import headers
+from ecoserve.proto.v1 import session_pb2 as pb
 from ecoserve.relay.messages import TEXT_PATH, Limits
 
 NAME = "smol"
@@ -274,6 +278,40 @@ async def test_a_killed_front_end_leaves_no_engine_behind(worker: Worker) -> Non
     worker.process.kill()
     worker.process.wait()
     await until(lambda: not engine.exists() or "Z" in (engine / "stat").read_text().split()[2])
+
+
+async def test_what_was_told_to_end_does_not_resume(tmp_path: Path) -> None:
+    """It would end its drain, and with it cut off what runs."""
+    options = parse(["--stand-alone", "--state-dir", str(tmp_path)])
+    worker = server.Worker(options, argparse.Namespace(), tmp_path)
+    resume = pb.Command(resume=pb.Resume())
+    worker.ledger.draining = True
+    await worker.execute(resume)
+    assert not worker.ledger.draining
+    worker._signalled()
+    with pytest.raises(RuntimeError, match="told to end"):
+        await worker.execute(resume)
+    assert worker.ledger.draining
+    worker.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--port", "0"], "--port must be 1 to 65535, not 0"),
+        (["--health-port", "65536"], "--health-port must be 1 to 65535, not 65536"),
+        (["--drain-timeout", "inf"], "--drain-timeout must be seconds, 0 or more, not inf"),
+        (["--drain-timeout", "-1"], "--drain-timeout must be seconds, 0 or more, not -1"),
+        (["--ttft-slo", "nan"], "ttft"),
+    ],
+)
+def test_bad_options_are_named(
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--stand-alone", "--state-dir", "x", *options])
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
 
 
 async def test_bad_starts_are_one_line(folder: Path, model_dir: Path) -> None:

@@ -30,9 +30,11 @@ _REPORT_AT_LEAST = 1.0
 _ACKNOWLEDGED_WITHIN = 2.0  # what is not is sent again
 # A scheduler that comes back is to route again within two seconds, so both stay well below.
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 0.5
-_RECONNECT = (("initial", 100), ("max", 500))
-# "min" is how long an attempt may take; that with TLS takes computing on both sides.
-_PLAIN, _SECURE = ("min", 100), ("min", 1000)
+_RECONNECT = (("initial_reconnect_backoff", 100), ("max_reconnect_backoff", 500))
+# How long an attempt may take; that with TLS takes computing on both sides.
+_ATTEMPT_PLAIN, _ATTEMPT_SECURE = 100, 1000
+# A scheduler whose machine is gone says nothing, and TCP waits a quarter of an hour for a word.
+_KEEPALIVE = (("keepalive_time", 5_000), ("http2.ping_timeout", 10_000))
 _LOOK_S = 1.0  # at the certificate
 _TAKEN_WITHIN_S = 5.0
 
@@ -116,8 +118,11 @@ class Agent:
             await link.channel.close(None)
 
     def _open(self) -> _Link:
-        limits = (*_RECONNECT, _PLAIN if self._files is None else _SECURE)
-        options = [(f"grpc.{kind}_reconnect_backoff_ms", ms) for kind, ms in limits]
+        attempt = _ATTEMPT_PLAIN if self._files is None else _ATTEMPT_SECURE
+        times = (*_RECONNECT, ("min_reconnect_backoff", attempt), *_KEEPALIVE)
+        options = [(f"grpc.{name}_ms", ms) for name, ms in times]
+        # A proxy that the environment names is for the world outside.
+        options.append(("grpc.enable_http_proxy", 0))
         if self._files is None:
             return _Link(grpc.aio.insecure_channel(self._target, options=options), None)
         material = self._files.current()

@@ -30,6 +30,8 @@ CLIENT_GONE = 499
 # How long after the end of its HTTP call a request waits for the engine's account of it.
 _SETTLE_SECONDS = 1.0
 _KEPT_SWITCHES = 256
+# Of what ended while no scheduler was there to be told; it is for its figures alone.
+_KEPT_OUTCOMES = 10_000
 _LOAD_WINDOW = 10.0  # that of ``ecoserve.policy.use.UseMeter``
 
 
@@ -87,7 +89,8 @@ class Ledger:
         self.latency: tuple[float, ...] | None = None
         self.switches: deque[PhaseSwitch] = deque(maxlen=_KEPT_SWITCHES)
         self.samples: list[Sample] = []
-        self.finished: list[Outcome] = []  # not acknowledged by the scheduler yet, oldest first
+        # Not acknowledged by the scheduler yet, oldest first.
+        self.finished: deque[Outcome] = deque(maxlen=_KEPT_OUTCOMES)
         self.changed = asyncio.Event()
         self._tell = tell
         self._clock = clock
@@ -188,7 +191,8 @@ class Ledger:
 
     def acknowledged(self, number: int) -> None:
         """The scheduler has taken every outcome up to ``number``."""
-        self.finished = [outcome for outcome in self.finished if outcome.number > number]
+        while self.finished and self.finished[0].number <= number:
+            self.finished.popleft()
 
     def calibrate(self, on: bool) -> None:
         """Has the engine measure its steps, or go back to serving."""

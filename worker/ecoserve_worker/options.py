@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,11 @@ def parse(arguments: list[str]) -> Options:
     given = parser.parse_args(own)
     if not (given.scheduler or given.stand_alone or given.stock):
         parser.error("--scheduler HOST:PORT is needed, or --stand-alone")
+    for name, port in (("--port", given.port), ("--health-port", given.health_port)):
+        if port is not None and not 0 < port < 65536:
+            parser.error(f"{name} must be 1 to 65535, not {port}")
+    if not 0 <= given.drain_timeout < math.inf:
+        parser.error(f"--drain-timeout must be seconds, 0 or more, not {given.drain_timeout:g}")
     if bool(given.tls_files) != bool(given.tls_gateway):
         parser.error("--tls-files and --tls-gateway belong together")
     try:

@@ -286,6 +286,8 @@ class Worker:
         elif kind == "drain":
             await self._drain(command.drain.timeout_s or self.options.drain_timeout)
         elif kind == "resume":
+            if self._told_to_stop.is_set():
+                raise RuntimeError("it was told to end")
             self.ledger.draining = False
             self.ledger.changed.set()
         elif kind == "warm":
