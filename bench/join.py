@@ -1,4 +1,4 @@
-"""Shows that an instance that joins brings no spike of TTFT (F9).
+"""Shows that an instance that joins brings no spike of TTFT.
 
 Under a steady Poisson load one worker is killed; the launcher restarts it, it is warmed and its
 share rises. TTFTs are compared over three spans: before the kill, without the worker, and in the

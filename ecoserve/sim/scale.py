@@ -23,7 +23,7 @@ WINDOW_S = 30.0
 QUICK = Settings(
     Expand(violations_for=30.0, use_for=30.0, waiting_for=30.0, ttft_for=30.0, cooldown=30.0)
 )
-"""For a load that rises by a quarter every two minutes; F12's windows are for slower ones."""
+"""For a load that rises by a quarter every two minutes; the default windows are for slower ones."""
 
 
 @dataclass(frozen=True, slots=True)
