@@ -260,7 +260,7 @@ class Cluster:
                 self.macros[ticket.macro].cancel(request_id)
         self.ledger.cancel(request_id)
 
-    def any_address(self, allowed: frozenset[str] | None, now: float) -> Picked | Turned:
+    def any_address(self, allowed: frozenset[str] | None) -> Picked | Turned:
         """Where a call without work (no body) goes: the least loaded instances."""
         able = sorted(self._eligible(self.homes.routable(), allowed), key=lambda i: i.load)
         if not able:

@@ -336,7 +336,7 @@ class Instance:
         """Time has passed: it may have fallen silent, or be tried again."""
         reported = self.reported is not None and self.connected
         silent = reported and now - self.reported_at > SILENT_S
-        if silent != self.silent or self.breaker.tick(now):
+        if self.breaker.tick(now) or silent != self.silent:
             self.silent = silent
             self._touched(self)
 

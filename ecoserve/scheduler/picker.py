@@ -259,7 +259,7 @@ class _Call:
             return Turned(503, "service_unavailable", "No worker can take requests yet.", 2.0)
         slo = self._slo = SLO(ttft or spec.slo.ttft_s, tpot or spec.slo.tpot_s)
         if not with_work:
-            return cluster.any_address(self._subset, self._store.clock())
+            return cluster.any_address(self._subset)
         ticket = cluster.offer(
             self.id,
             work.read(told(":path", "").partition("?")[0], body),
