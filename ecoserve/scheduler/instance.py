@@ -79,7 +79,6 @@ class Reported:
     free_kv: int
     waiting: int
     running: int
-    present: int
     batch_limit: int
     use: float
     busy: float
@@ -286,7 +285,6 @@ class Instance:
             free_kv=int(message.kv_free_tokens - demand),
             waiting=len(message.waiting),
             running=count,
-            present=len(message.present),
             batch_limit=message.batch_limit,
             use=message.use,
             busy=message.busy,

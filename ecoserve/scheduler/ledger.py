@@ -153,10 +153,11 @@ class Ledger:
     def _owner(self, instance: Instance, request_id: str) -> Instance | None:
         """Whose reservation of the call ``instance`` speaks of; None: of none. One that the call
         has left may go on speaking of it for a while, and says nothing by that."""
-        owner = self._instances.get(self._reserved.get(request_id, ""))
-        if owner is None or instance.name in owner.reservations[request_id].left:
+        name = self._reserved.get(request_id)
+        if name is None:
             return None
-        return owner
+        owner = self._instances[name]
+        return None if instance.name in owner.reservations[request_id].left else owner
 
     def _moved(
         self, owner: Instance, instance: Instance, request_id: str, macro: str, now: float

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 BLOCK_BYTES = 256
 # Prompts are named up to here; what is longer counts as not held from here on.
 MOST_BLOCKS = 4096
+# A head that is longer is not kept to warm instances with.
+MOST_HEAD_BYTES = 65536
 
 Chain = tuple[int, ...]
 
@@ -101,7 +103,7 @@ class FrequentHeads:
     """
 
     def __init__(
-        self, *, number: int = 64, most_bytes: int = 65536, halve_every: int = 2000
+        self, *, number: int = 64, most_bytes: int = MOST_HEAD_BYTES, halve_every: int = 2000
     ) -> None:
         self._number = number
         self._most_bytes = most_bytes

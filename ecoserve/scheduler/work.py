@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ecoserve.scheduler.prefixes import BLOCK_BYTES, Chain, chain
+from ecoserve.scheduler.prefixes import BLOCK_BYTES, MOST_HEAD_BYTES, Chain, chain
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -125,7 +125,8 @@ def read(path: str, body: bytes) -> Work:
 
 
 def _chat(call: _Chat) -> Work:
-    pieces = [bytes(call.tools)] if call.tools else []
+    tools = bytes(call.tools)
+    pieces = [tools] if tools else []
     system = first_user = b""
     for message in call.messages:
         text = _text(message)
@@ -139,8 +140,8 @@ def _chat(call: _Chat) -> Work:
             pieces.append(bytes(message.tool_calls))
     prompt = b"\n".join(pieces)
     head = None
-    if len(system) >= LEAST_HEAD_BYTES and call.messages[0].role == "system":
-        tools = bytes(call.tools) if call.tools else b""
+    is_of_use = len(system) >= LEAST_HEAD_BYTES and len(system) + len(tools) <= MOST_HEAD_BYTES
+    if is_of_use and call.messages[0].role == "system":
         head = Head(hash((CHAT, system, tools)), CHAT, system, tools)
     return _work(
         call,

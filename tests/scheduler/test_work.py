@@ -100,6 +100,7 @@ def test_heads_load_what_they_say() -> None:
     assert body["max_tokens"] == 1
     assert chat([system, user("two")], tools=tools).head.key == work.head.key
     assert chat([user("x" * 9999)]).head is None
+    assert chat([{"role": "system", "content": "s" * 70_000}, user("one")]).head is None
     assert json.loads(complete("p" * 5000).head.body("m"))["prompt"] == "p" * 1024
 
 
