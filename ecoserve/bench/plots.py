@@ -40,13 +40,16 @@ def _draw(found: Found, kind: Kind, steps: Sequence[Step], path: Path) -> None:
     whole = [step for step in steps if not step.decided_early]
     _attainment(grid[0][0], found, steps)
     ttft, tpot = (found.slo.ttft, found.slo.tpot) if found.slo is not None else (None, None)
-    _latency(grid[0][1], whole, "TTFT", lambda s: s.summary.ttft, ttft)
-    _latency(grid[1][1], whole, "TPOT", lambda s: s.summary.tpot, tpot)
+    _latency(grid[0][1], whole, "TTFT, s", lambda s: s.summary.ttft, ttft)
+    _latency(grid[1][1], whole, "TPOT, ms", lambda s: s.summary.tpot, tpot, 1000)
     _throughput(grid[1][0], whole)
     for axes in grid[1]:
         axes.set_xlabel(_AXES[kind])
+    for axes in grid.flat:
+        axes.grid(alpha=0.3)
     if kind == "concurrency":
         grid[0][0].set_xscale("log", base=2)
+        grid[0][0].xaxis.set_major_formatter("{x:g}")
     goodput = found.search.low if found.search else 0.0
     if kind == "rate" and goodput:
         for axes in grid.flat:
@@ -66,15 +69,16 @@ def _attainment(axes: Any, found: Found, steps: Sequence[Step]) -> None:
     )
     whole = [step for step in steps if not step.decided_early]
     for label, colour, figure in lines:
-        values = [(s.load, figure(s) or 0.0) for s in whole]
+        values = [(s.load, 100 * (figure(s) or 0.0)) for s in whole]
         style = "o-" if label == "both SLOs" else ".--"
         axes.plot(*zip(*values, strict=True), style, color=colour, label=label) if values else None
     failed = [s.load for s in steps if s.decided_early]
     if failed:
-        axes.plot(failed, [0.02] * len(failed), "x", color=_BLUE, label="ended early: fails")
-    axes.axhline(found.plan.attainment, color=_GREEN, linewidth=1, linestyle=":")
-    axes.set_ylim(0, 1.03)
-    axes.set_ylabel("attainment")
+        axes.plot(failed, [2] * len(failed), "x", color=_BLUE, label="ended early: fails")
+    asked = 100 * found.plan.attainment
+    axes.axhline(asked, color=_GREEN, linewidth=1, linestyle=":", label=f"asked for: {asked:g} %")
+    axes.set_ylim(0, 103)
+    axes.set_ylabel("requests in time, %")
     axes.legend(fontsize=8)
 
 
@@ -84,15 +88,16 @@ def _latency(
     name: str,
     spread: Callable[[Step], Spread],
     promise: float | None,
+    scale: float = 1,
 ) -> None:
     loads = [step.load for step in steps]
     for label, colour in (("p50", _BLUE), ("p90", _ORANGE), ("p99", _GREY)):
-        values = [getattr(spread(step), label) for step in steps]
+        values = [scale * getattr(spread(step), label) for step in steps]
         axes.plot(loads, values, "o-", color=colour, label=label, markersize=4)
     if promise:
-        axes.axhline(promise, color=_GREEN, linewidth=1, linestyle=":", label="SLO")
+        axes.axhline(scale * promise, color=_GREEN, linewidth=1, linestyle=":", label="SLO")
     axes.set_ylim(bottom=0)
-    axes.set_ylabel(f"{name}, s")
+    axes.set_ylabel(name)
     axes.legend(fontsize=8)
 
 
