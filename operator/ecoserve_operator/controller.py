@@ -8,6 +8,7 @@ it asks the API server for the truth.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict, deque
@@ -41,6 +42,7 @@ log = logging.getLogger("ecoserve.operator")
 WORKERS = 8
 # Every cluster is planned anew this often, out of the store, in case that something was missed.
 RESYNC_S = 30.0
+RELIST_S = 2.0
 # Plans of a cluster in a row, before others have their turn.
 ROUNDS = 50
 # Failures within so long slow the making of new Pods down, to one in ``HOLD_MOST_S``.
@@ -76,7 +78,7 @@ class Controller:
         self.issuer = Issuer(api, self.store, authority, self.events)
         self._autoscaler = Autoscaler(api, self.store, self._executor, self.events)
         self._doubtful: set[Key] = set()
-        self._relisted = False
+        self._relisted = asyncio.Event()
         self._failures: dict[Key, deque[float]] = defaultdict(deque)
 
     def wake(self, key: Key) -> None:
@@ -89,8 +91,9 @@ class Controller:
             self.store.drop(kind, item, version(item))
         else:
             self.store.put(kind, item)
-        # A watch that has to begin anew lists what there is, and never tells what is gone.
-        self._relisted |= event is None
+        if event is None:
+            # A watch that has to begin anew lists what there is, and never tells what is gone.
+            self._relisted.set()
 
     def _wake_all(self) -> None:
         for key in self.store.clusters():
@@ -126,15 +129,27 @@ class Controller:
     async def _look_up(self, kind: Kind) -> None:
         # Each list has a version of its own, and says nothing of what came after it.
         for namespace in self._namespaces:
-            items, at = await self._api.list_all(kind, namespace, selector_of(kind))
+            try:
+                items, at = await self._api.list_all(kind, namespace, selector_of(kind))
+            except ApiError as error:
+                if namespace is None or error.status != 403:
+                    raise
+                # One of several namespaces may be gone, and our role with it.
+                log.warning("namespace %s: %s", namespace, error)
+                continue
             self.store.replace(kind, items, at, namespace)
 
     async def _resync(self) -> None:
         while True:
-            await asyncio.sleep(RESYNC_S)
-            if self._relisted or (self._lease.interrupted and self._lease.valid):
-                # The watches may have missed what was deleted meanwhile.
-                self._relisted = self._lease.interrupted = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESYNC_S):
+                    await self._relisted.wait()
+            if self._relisted.is_set() or (self._lease.interrupted and self._lease.valid):
+                # The watches may have missed what was deleted meanwhile. They tell of what is there
+                # one by one, and one after the other.
+                await asyncio.sleep(RELIST_S)
+                self._relisted.clear()
+                self._lease.interrupted = False
                 await self.look_up_all()
             self._wake_all()
 

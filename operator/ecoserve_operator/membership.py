@@ -29,7 +29,12 @@ _TIMEOUT_S = 2.0
 # How often the scheduler is asked: while something is on its way, and else.
 _BUSY_S, _IDLE_S = 0.3, 5.0
 _TICK_S = 0.1
-_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A proxy that the environment names is for the world outside.
+    ("grpc.enable_http_proxy", 0),
+]
 
 
 def declare(

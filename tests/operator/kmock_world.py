@@ -33,12 +33,14 @@ _VERBS = ["get", "list", "watch", "create", "update", "patch", "delete"]
 
 
 class Emulator(kmock.KubernetesEmulator):
-    """``before`` is called ahead of each write."""
+    """``before`` is called ahead of each request, and may raise ``kmock.KubernetesError``."""
 
     version = 100
     before: Callable[[kmock.Request], None] | None = None
 
     async def _handle(self, request: kmock.Request) -> aiohttp.web.StreamResponse:
+        if self.before is not None:
+            self.before(request)
         if request.resource is not None and request.method != kmock.method.GET:
             # Nothing was awaited since it was taken in, so it is the last one.
             self._requests[-1] = request = self._understood(request)
@@ -48,8 +50,6 @@ class Emulator(kmock.KubernetesEmulator):
 
     def _understood(self, request: kmock.Request) -> kmock.Request:
         """The request in terms of what KMock does."""
-        if self.before is not None:
-            self.before(request)
         if request.action == kmock.action.CREATE:
             return evolve(request, data=self._new(request))
         content = request.headers.get("Content-Type", "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kmock
 import pytest
-from ecoserve_operator import controller
+from ecoserve_operator import watch
 from ecoserve_operator.cluster_api import CLUSTERS, PODS, SECRETS
 from ecoserve_operator.objects import DEPLOYMENTS
 
@@ -45,9 +45,8 @@ async def test_a_cluster_grows_splits_and_shrinks(esc: Operator) -> None:
 
 
 async def test_what_a_watch_that_began_anew_has_missed_is_found_out(
-    server: Emulator, esc: Operator, monkeypatch: pytest.MonkeyPatch
+    server: Emulator, esc: Operator
 ) -> None:
-    monkeypatch.setattr(controller, "RESYNC_S", 0.5)
     await esc.create(replicas=2)
     await esc.settle(2)
     server.forget(PODS, NAMESPACE, "demo-1")
@@ -133,3 +132,41 @@ async def test_without_a_gateway_it_is_not_available(server: Emulator, esc: Oper
         body = {"status": {"conditions": [condition]}}
         await esc.api.patch_status(DEPLOYMENTS, NAMESPACE, "demo-gateway", body)
         await esc.becomes("Available", status)
+
+
+async def test_a_watch_that_was_refused_begins_again(
+    server: Emulator, esc: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "RESTART_S", 0.1)
+    await esc.create(replicas=2)
+    await esc.settle(2)
+    refused = 0
+
+    def refuse(request: kmock.Request) -> None:
+        nonlocal refused
+        if request.url.path == "/api/v1/pods" and "kopf" in request.headers["User-Agent"]:
+            refused += 1
+            raise kmock.KubernetesError(status=403, reason="Forbidden", message="not now")
+
+    server.before = refuse
+    await server.gone(PODS)
+    await until(lambda: refused, "it is not watched anew")
+    server.before = None
+    await esc.api.delete(PODS, NAMESPACE, "demo-1", (await esc.uids())["demo-1"])
+    await esc.settle(2)
+    assert set(await esc.uids()) == {"demo-0", "demo-2"}
+
+
+async def test_a_namespace_that_is_gone_keeps_no_other_up(server: Emulator) -> None:
+    def refuse(request: kmock.Request) -> None:
+        if request.namespace == "gone":
+            raise kmock.KubernetesError(status=403, reason="Forbidden", message="no role")
+
+    server.before = refuse
+    given = {"optional_groups": (), "namespaces": ("gone", NAMESPACE)}
+    async with operator(NAMESPACE, given=given) as esc:
+        esc.node.collects = ()
+        await esc.create(replicas=2)
+        await esc.settle(2)
+        await esc.scale(1)
+        await esc.settle(1)
