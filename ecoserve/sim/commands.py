@@ -264,7 +264,10 @@ def table(
         if scaling is not None:
             title = f"Goodput of CodeLlama-34B on L20, ShareGPT, P90{note}"
             show(tables.scaling_table(scale_pairs, title))
-            drawing().scaling(tables.curves(scale_pairs), scaling, title=title)
+            curves = tables.curves(scale_pairs)
+            if not curves:
+                raise ValueError("nothing to draw: nothing of the scaling was run")
+            drawing().scaling(curves, scaling, title=title)
             out.print(f"drawn: {scaling}", markup=False)
 
 

@@ -236,6 +236,16 @@ def test_table_and_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "not run" not in shown
 
 
+def test_of_nothing_that_was_run_nothing_is_drawn(tmp_path: Path) -> None:
+    drawn = tmp_path / "s.png"
+    words = ["--quick", "--minutes", 0, "--results", tmp_path / "r.jsonl", "--scaling", drawn]
+    refused = ecoserve("sim", "table", *words)
+    assert refused.exit_code == 1
+    assert "not run" in refused.output
+    assert "nothing to draw" in refused.output
+    assert not drawn.exists()
+
+
 def test_matrix_runs_what_is_asked_and_marks_the_rest(tmp_path: Path) -> None:
     kept = tmp_path / "r.jsonl"
     words = ["sim", "matrix", "--quick", "--results", kept, "--minutes", 0]
