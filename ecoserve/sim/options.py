@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ecoserve.sim.hardware import GPUS
+from ecoserve.sim.models import MODELS
+
 if TYPE_CHECKING:
     from ecoserve.policy.state import SLO
     from ecoserve.sim.experiment import Experiment
@@ -72,8 +75,10 @@ _SYSTEMS = f"{_ONE}; vllm-best, sarathi-best ... search the setting. Repeat for 
 
 Systems = Annotated[list[str], typer.Option("--system", "-s", metavar="NAME", help=_SYSTEMS)]
 One = Annotated[str, typer.Option("--system", "-s", metavar="NAME", help=f"{_ONE}.")]
-ModelName = Annotated[str, typer.Option("--model", help="Model, such as CodeLlama-34B.")]
-GpuName = Annotated[str, typer.Option("--gpu", help="GPU, such as L20.")]
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="NAME", help=f"One of {', '.join(MODELS)}.")
+]
+GpuName = Annotated[str, typer.Option("--gpu", metavar="NAME", help=f"One of {', '.join(GPUS)}.")]
 Rate = Annotated[
     float | None,
     typer.Option(
@@ -86,7 +91,12 @@ Tp = Annotated[
 ]
 Pp = Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")]
 Data = Annotated[
-    str, typer.Option("--data", help="alpaca, sharegpt, longbench, or a trace (.csv, .jsonl[.gz]).")
+    str,
+    typer.Option(
+        "--data",
+        metavar="NAME|FILE",
+        help="alpaca, sharegpt, longbench, or a trace (.csv, .jsonl[.gz]).",
+    ),
 ]
 Ttft = Annotated[
     float | None,
