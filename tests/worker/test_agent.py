@@ -58,11 +58,14 @@ class Rig:
         self.ledger.latency = LATENCY
         self.executed: list[pb.Command] = []
         self.error: Exception | None = None
+        self.go_on = asyncio.Event()
+        self.go_on.set()
         self.port = 0
         self._server: grpc.aio.Server | None = None
 
     async def execute(self, command: pb.Command) -> None:
         self.executed.append(command)
+        await self.go_on.wait()
         if self.error is not None:
             raise self.error
 
@@ -139,6 +142,22 @@ async def test_commands_are_answered_with_what_went_wrong(rig: Rig) -> None:
     rig.scheduler.say(command=pb.Command(number=2, configure=pb.Configure(policy="x")))
     await _until(lambda: len(rig.scheduler.done) == 2)
     assert rig.scheduler.done[1].error == "policy must be one of these"
+
+
+async def test_a_command_of_a_session_that_is_over_is_not_answered(rig: Rig) -> None:
+    """The next session's commands have the same numbers."""
+    rig.go_on.clear()
+    rig.scheduler.say(command=pb.Command(number=1, drain=pb.Drain(timeout_s=3)))
+    await _until(lambda: rig.executed)
+    rig.scheduler.outgoing.put_nowait(None)
+    await _until(lambda: len(rig.scheduler.hellos) == 2)
+    rig.scheduler.say(command=pb.Command(number=2, resume=pb.Resume()))
+    await _until(lambda: len(rig.executed) == 2)
+    rig.go_on.set()
+    await _until(lambda: rig.scheduler.done)
+    seen = len(rig.scheduler.reports)
+    await _until(lambda: len(rig.scheduler.reports) > seen)
+    assert [done.number for done in rig.scheduler.done] == [2]
 
 
 async def test_reports_the_engines_state(rig: Rig) -> None:

@@ -12,14 +12,17 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from ecoserve_worker import server
 from ecoserve_worker.options import parse
+from ecoserve_worker.vllm_plugin.instance import UNCALIBRATED
 
 from ecoserve import headers
+from ecoserve.policy.latency import LatencyModel
 from ecoserve.proto.v1 import session_pb2 as pb
 from ecoserve.relay.messages import TEXT_PATH, Limits
 
@@ -292,6 +295,25 @@ async def test_what_was_told_to_end_does_not_resume(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="told to end"):
         await worker.execute(resume)
     assert worker.ledger.draining
+    worker.channel.close()
+
+
+async def test_a_calibration_that_cannot_be_kept_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").touch()  # no folder
+    options = parse(["--stand-alone", "--state-dir", str(tmp_path / "state")])
+    worker = server.Worker(options, argparse.Namespace(), tmp_path)
+    model = SimpleNamespace(get_vocab_size=lambda: 9, max_model_len=9)
+    worker.engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model))
+
+    async def measure(*_: Any, **__: Any) -> LatencyModel:
+        return UNCALIBRATED
+
+    monkeypatch.setattr(server.calibrate, "measure", measure)
+    monkeypatch.setattr(worker, "_calibration_key", dict)
+    assert await worker._calibrated() is UNCALIBRATED
+    assert "is not kept" in caplog.text
     worker.channel.close()
 
 

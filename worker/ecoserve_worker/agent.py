@@ -82,6 +82,7 @@ class Agent:
         self._sent_finished = 0
         self._sent_finished_at = 0.0
         self._sent_latency: tuple[float, ...] | None = None
+        self._sessions = 0
         self._done: list[pb.CommandDone] = []
         self._running: set[asyncio.Task[None]] = set()
 
@@ -163,7 +164,10 @@ class Agent:
             if self._ledger.latency is not None:
                 hello.latency.CopyFrom(_latency(self._ledger.latency))
             await stream.write(pb.WorkerMessage(hello=hello))
-            # On a new stream the scheduler knows nothing of what was sent on the last one.
+            # On a new stream the scheduler knows nothing of what was sent on the last one, and its
+            # commands are counted anew.
+            self._sessions += 1
+            self._done = []
             self._sent_finished = 0
             self._sent_latency = self._ledger.latency
             self._interval = _REPORT_INTERVAL
@@ -217,14 +221,15 @@ class Agent:
         self._ledger.changed.set()
 
     async def _carry_out(self, command: pb.Command) -> None:
-        done = pb.CommandDone(number=command.number)
+        done, session = pb.CommandDone(number=command.number), self._sessions
         try:
             await self._execute(command)
         except Exception as error:
             logger.warning("command %s failed: %s", command.WhichOneof("command"), error)
             done.error = str(error) or type(error).__name__
-        self._done.append(done)
-        self._ledger.changed.set()
+        if session == self._sessions:
+            self._done.append(done)
+            self._ledger.changed.set()
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

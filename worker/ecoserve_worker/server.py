@@ -233,8 +233,11 @@ class Worker:
             await calibrate.warm_up(self.engine, self.ledger, **size)
             return model
         model = await calibrate.measure(self.engine, self.ledger, **size)
-        self.options.state_dir.mkdir(parents=True, exist_ok=True)
-        calibrate.save(file, model)
+        try:
+            self.options.state_dir.mkdir(parents=True, exist_ok=True)
+            calibrate.save(file, model)
+        except OSError as error:  # the next start takes some seconds more
+            logger.warning("the calibration is not kept: %s", error)
         return model
 
     def _calibration_key(self) -> dict[str, Any]:
