@@ -252,7 +252,8 @@ def promise(data: str, ttft: float | None, tpot: float | None) -> SLO | None:
     known = DATASETS.get(data)
     if ttft is None:
         if known is None:
-            raise ValueError("--ttft-slo must be given for a trace")
+            known_names = ", ".join(DATASETS)
+            raise ValueError(f"--ttft-slo must be given for {data}, which is none of {known_names}")
         ttft = known.slo.ttft
     return SLO(ttft, 0.1 if tpot is None else tpot)
 

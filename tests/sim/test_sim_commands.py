@@ -265,6 +265,10 @@ def test_matrix_runs_what_is_asked_and_marks_the_rest(tmp_path: Path) -> None:
         (["run", "--gpu", "A1"], "gpu: 'A1' is not known"),
         (["run", "-s", "nope"], "system must be one of"),
         (["run", "--data", "nope"], "data must be one of"),
+        (
+            ["run", "--data", "nope", "--tpot-slo", "1"],
+            "--ttft-slo must be given for nope, which is none of alpaca, sharegpt, longbench",
+        ),
         (["run", "--gpus", "6"], "gpus: 6 is not a multiple of TP4 = 4 GPUs"),
         (["run", "--tp", "1"], "CodeLlama-34B weighs"),
         (["run", "--pp", "2"], "--pp needs --tp"),
