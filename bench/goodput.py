@@ -6,11 +6,11 @@ beforehand, of what stock takes for calls one by one. Each system is played risi
 clearly fails, several times, the systems taking turns; in the same run all have the same trace. The
 rate that a system sustains is where its attainment, made to fall with the rate (isotonic
 regression), crosses 90 %: of each run, and of all runs together. (In a bisection a few long prompts
-of one short step would decide.)
+of one short step would decide.) Goes on from what --out holds.
 
-    stock           vLLM's own server as it comes (its processes, threads, compiled model)
-    stock-layout    the same in our process layout, threads, dtype, eager mode and KV size
-    ecoserve        our workers
+    stock:POLICY           vLLM's own server as it comes (its processes, threads, compiled model)
+    stock-layout:POLICY    the same in our process layout, threads, dtype, eager mode and KV size
+    ecoserve               our workers
 
     python bench/goodput.py --router PATH/TO/vllm-router --out docs/results/goodput.json
 """
@@ -38,7 +38,8 @@ from scipy.optimize import isotonic_regression
 from e2e.harness import descendants
 from ecoserve.bench.endpoint import Promise
 from ecoserve.bench.plan import Plan
-from ecoserve.bench.runner import Bench, Found, Step
+from ecoserve.bench.runner import Bench, Step
+from ecoserve.bench.runner import Found as Seen
 from ecoserve.local.machine import free_ports
 from ecoserve.policy.state import SLO
 
@@ -47,6 +48,8 @@ TRACES: dict[str, dict[str, Any]] = {
     "single-turn": {"prompt": "150:190", "output": "40:50", "turns": 1},
     "multi-turn": {"prompt": "90:120", "output": "40:50", "turns": 4, "think": 2.0},
 }
+# Requests a second; every system meets its promises at them.
+FIRST = {"single-turn": 1.6, "multi-turn": 2.5}
 # Of what a call of the single-turn trace takes alone.
 TTFT, TPOT = 8.0, 3.0
 TARGET, FAILED = 0.9, 0.75
@@ -56,7 +59,7 @@ GROWTH = 1.25
 class Quiet:
     """Watches a bench in silence."""
 
-    def known(self, found: Found) -> None: ...
+    def known(self, found: Seen) -> None: ...
     def began(self, kind: str, load: float, calls: int | None, seconds: float) -> None: ...
     def ended(self, outcome: object) -> None: ...
     def stepped(self, step: Step) -> None: ...
@@ -67,7 +70,7 @@ class UntilKnown(Quiet):
 
     bench: Bench
 
-    def known(self, found: Found) -> None:
+    def known(self, found: Seen) -> None:
         self.bench.stop()
 
 
@@ -150,7 +153,7 @@ async def climb(url: str, trace: str, slo: SLO, options: Any, run: int) -> list[
     for number in range(options.rates):
         plan = Plan(
             url,
-            rates=(options.first * GROWTH**number,),
+            rates=(FIRST[trace] * GROWTH**number,),
             search=False,
             ttft=Promise(slo.ttft, multiple=False),
             tpot=Promise(slo.tpot, multiple=False),
@@ -200,77 +203,100 @@ def sustained(points: list[Point]) -> float:
     return float(rate)
 
 
+@dataclass(slots=True)
+class Found:
+    """What was found so far: for each trace and system the points of each run."""
+
+    slo: SLO
+    points: dict[str, dict[str, list[list[Point]]]]
+
+    def run(self, system: str) -> int:
+        """The run that the system is to play next."""
+        return min(len(systems.get(system, ())) for systems in self.points.values())
+
+    def save(self, path: Path, options: Any, cpus: int) -> None:
+        """Writes it down, with what it was found with."""
+        rates = {
+            trace: {
+                system: {
+                    "sustained_per_s": round(sustained(pooled(runs)), 3),
+                    "runs_per_s": [round(sustained(points), 3) for points in runs],
+                    "points": [[asdict(p) for p in points] for points in runs],
+                }
+                for system, runs in systems.items()
+            }
+            for trace, systems in self.points.items()
+        }
+        told = {
+            "cores_each": options.cores,
+            "cpus": cpus,
+            "seconds_a_rate": options.seconds,
+            "traces": TRACES,
+            "slo": asdict(self.slo),
+            "found": rates,
+        }
+        path.write_text(json.dumps(told, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Found:
+        """What was written down. Raises ``OSError`` if nothing was."""
+        told = json.loads(path.read_text())
+        points = {
+            trace: {
+                system: [[Point(**p) for p in points] for points in found["points"]]
+                for system, found in systems.items()
+            }
+            for trace, systems in told["found"].items()
+        }
+        return cls(SLO(**told["slo"]), points)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--router", type=Path, required=True, help="the vllm-router to run")
-    parser.add_argument("--policies", default="round_robin,cache_aware", help="of vllm-router")
-    parser.add_argument("--systems", default="stock,stock-layout,ecoserve")
-    parser.add_argument("--traces", default=",".join(TRACES))
+    parser.add_argument(
+        "--systems",
+        default="stock:cache_aware,stock-layout:cache_aware,stock-layout:round_robin,ecoserve",
+    )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each rate")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each rate")
     parser.add_argument("--rates", type=int, default=8, help="most rates of a run")
-    parser.add_argument("--first", type=float, default=1.6, help="rate to begin with")
     parser.add_argument("--cores", type=float, default=0.75, help="quota of each worker")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/goodput.json"))
     options = parser.parse_args()
-    systems: list[tuple[str, str]] = []
-    for system in options.systems.split(","):
-        policies = [""] if system == "ecoserve" else options.policies.split(",")
-        systems += [(system, policy) for policy in policies]
+    systems = options.systems.split(",")
     cpus = len(os.sched_getaffinity(0))
     print(f"{WORKERS} workers of {options.cores} cores on {cpus}", flush=True)
     model = peers.small_model()
-    found: dict[str, dict[str, list[list[Point]]]] = {t: {} for t in options.traces.split(",")}
     with tempfile.TemporaryDirectory(prefix="ecoserve-bench-") as temporary:
         directory = Path(temporary)
         engine = peers.engines(model, WORKERS)
-        slo = await unloaded(engine, directory, options)
-        at = Setting(model, engine, directory, options.router, options.cores, slo)
+        if options.out.exists():
+            found = Found.load(options.out)
+        else:
+            slo = await unloaded(engine, directory, options)
+            found = Found(slo, {trace: {} for trace in TRACES})
+        at = Setting(model, engine, directory, options.router, options.cores, found.slo)
         for run in range(options.runs):
-            for system, policy in systems if run % 2 == 0 else systems[::-1]:
-                name = f"{system} {policy}".strip()
-                serving = behind_router(at, system, policy) if policy else ecoserve(at)
+            for system in systems if run % 2 == 0 else systems[::-1]:
+                if found.run(system) > run:
+                    continue
+                kind, _, policy = system.partition(":")
+                serving = ecoserve(at) if kind == "ecoserve" else behind_router(at, kind, policy)
                 async with serving as url:
-                    for trace, systems_found in found.items():
-                        points = await climb(url, trace, slo, options, run)
-                        systems_found.setdefault(name, []).append(points)
+                    for trace, of_trace in found.points.items():
+                        points = await climb(url, trace, found.slo, options, run)
+                        of_trace.setdefault(system, []).append(points)
                         said = ", ".join(f"{p.rate:.2f}: {p.met}/{p.calls}" for p in points)
                         rate = sustained(points)
-                        print(f"run {run} {trace} {name}: {rate:.2f}/s ({said})", flush=True)
-            written = results(found, slo, options, cpus)
-            if options.out:  # after each run: what is cut short keeps what it has
-                options.out.write_text(json.dumps(written, indent=1) + "\n")
-    for trace, systems_found in found.items():
-        for name, runs in systems_found.items():
-            rates = [sustained(points) for points in runs]
-            all_runs = sustained(pooled(runs))
-            print(f"{trace} {name}: {all_runs:.2f}/s, median {statistics.median(rates):.2f}")
-
-
-def results(
-    found: dict[str, dict[str, list[list[Point]]]], slo: SLO, options: Any, cpus: int
-) -> dict[str, Any]:
-    """What was found so far, as it is written down."""
-    return {
-        "cores_each": options.cores,
-        "cpus": cpus,
-        "seconds_a_rate": options.seconds,
-        "traces": TRACES,
-        "slo": {"ttft_s": round(slo.ttft, 3), "tpot_s": round(slo.tpot, 4)},
-        "found": {
-            trace: {
-                name: {
-                    "sustained_per_s": round(sustained(pooled(runs)), 3),
-                    "runs_per_s": [round(sustained(points), 3) for points in runs],
-                    "points": [[asdict(p) for p in points] for points in runs],
-                }
-                for name, runs in systems_found.items()
-            }
-            for trace, systems_found in found.items()
-        },
-    }
+                        print(f"run {run} {trace} {system}: {rate:.2f}/s ({said})", flush=True)
+                found.save(options.out, options, cpus)
+    for trace, of_trace in found.points.items():
+        for system, runs in of_trace.items():
+            median = statistics.median(sustained(points) for points in runs)
+            print(f"{trace} {system}: {sustained(pooled(runs)):.2f}/s, median {median:.2f}")
 
 
 async def unloaded(engine: Any, directory: Path, options: Any) -> SLO:
