@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ecoserve import __version__
 from ecoserve.bench.options import bench
@@ -132,11 +131,11 @@ def up(
     ] = None,
 ) -> None:
     """Serve a model on this machine: workers, scheduler and gateway, until Ctrl-C."""
-    from ecoserve.local.display import Display
+    from ecoserve.local.display import Display, terminal
     from ecoserve.local.launcher import up as launch
     from ecoserve.local.options import Options
 
-    display = Display(Console(highlight=False))
+    display = Display(terminal())
     try:
         settings = _numbers("--policy-setting", policy_setting or [])
         thresholds, sizes = _numbers("--scaling", scaling or []), _sizes(macro)

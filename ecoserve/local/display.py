@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
+
+
+class _Output:
+    """Standard output, of which nothing is left when its reader goes: a Ctrl-C ends the ``tee``
+    behind a pipe too, and a terminal may be closed. What runs still has to end well."""
+
+    def write(self, text: str) -> int:
+        self._try(lambda: sys.stdout.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(sys.stdout.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+
+def terminal() -> Console:
+    """A console on standard output that does not mind when that is gone."""
+    return Console(highlight=False, file=cast(IO[str], _Output()))
 
 
 class Display:
