@@ -248,6 +248,8 @@ class _Pass:
         self._store, self._executor = controller.store, controller._executor
         self._membership = controller._membership
         self._cluster, self._revision = cluster, revision
+        # A spec that changes meanwhile is for the next pass: its objects are not applied by this.
+        self._generation = cluster.metadata.generation or 0
         self._problems: list[Problem] = []
         self._mtls: admin_pb2.MutualTls | None = None
 
@@ -343,7 +345,6 @@ class _Pass:
         view = View(self._desired(), self._observed())
         item = self._store.cluster(self._key)
         assert item is not None
-        generation = item["metadata"]["generation"]
         await self._executor.write_status(
             self._key,
             status.cluster_status(
@@ -351,7 +352,7 @@ class _Pass:
                 done,
                 self._problems,
                 item.get("status", {}),
-                generation,
+                self._generation,
                 self._controller._render.url(self._cluster),
                 self._gateway(),
             ),

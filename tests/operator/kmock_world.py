@@ -87,8 +87,11 @@ class Emulator(kmock.KubernetesEmulator):
 
     def change(self, kind: Kind, namespace: str, name: str, changes: Json) -> None:
         """Another's write, of which no watch has told yet."""
-        version = {"metadata": {"resourceVersion": self._next()}}
-        self.objects[self.key(kind), namespace, name].patch(changes | version)
+        there = self.objects[self.key(kind), namespace, name]
+        metadata = {"resourceVersion": self._next()}
+        if "spec" in changes:
+            metadata["generation"] = there.raw["metadata"]["generation"] + 1
+        there.patch(changes | {"metadata": metadata})
 
     def forget(self, kind: Kind, namespace: str, name: str) -> None:
         """An object is gone, and no watch was told."""

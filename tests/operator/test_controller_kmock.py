@@ -8,8 +8,10 @@ from pathlib import Path
 import kmock
 import pytest
 from ecoserve_operator import watch
-from ecoserve_operator.cluster_api import CLUSTERS, PODS, SECRETS
-from ecoserve_operator.objects import DEPLOYMENTS
+from ecoserve_operator.cluster_api import CLUSTERS, PODS, SECRETS, Json
+from ecoserve_operator.objects import DEPLOYMENTS, Objects
+from ecoserve_operator.status import Problem
+from ecoserve_operator.store import Key
 
 from tests.operator.control_world import until
 from tests.operator.kmock_world import Emulator, emulated
@@ -170,3 +172,36 @@ async def test_a_namespace_that_is_gone_keeps_no_other_up(server: Emulator) -> N
         await esc.settle(2)
         await esc.scale(1)
         await esc.settle(1)
+
+
+async def test_a_status_speaks_of_what_was_done(
+    server: Emulator, esc: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spec changes when the gateway was just applied: that it was observed is not said yet."""
+    await esc.create(replicas=1, gateway={"replicas": 1})
+    await esc.settle(1)
+    asked: list[int] = []
+    applied = Objects.sync
+
+    async def sync(self: Objects, key: Key, wanted: list[Json]) -> list[Problem]:
+        problems = await applied(self, key, wanted)
+        if not asked:
+            server.change(CLUSTERS, NAMESPACE, "demo", {"spec": {"gateway": {"replicas": 3}}})
+            changed = server.objects[server.key(CLUSTERS), NAMESPACE, "demo"].raw
+            asked.append(changed["metadata"]["generation"])
+            self._store.put(CLUSTERS, changed)  # as a watch tells it
+        return problems
+
+    told: list[tuple[int, int]] = []
+
+    def note(request: kmock.Request) -> None:
+        if request.method == kmock.method.PATCH and request.url.path.endswith("/demo/status"):
+            gateway = server.objects[server.key(DEPLOYMENTS), NAMESPACE, "demo-gateway"].raw
+            generation = request.data["status"]["observedGeneration"]
+            told.append((generation, gateway["spec"]["replicas"]))
+
+    monkeypatch.setattr(Objects, "sync", sync)
+    server.before = note
+    await esc.change(drain={"timeout": "5m"})
+    await until(lambda: [x for x in told if asked == [x[0]]], "it is not told at all")
+    assert [gateways for generation, gateways in told if asked == [generation]] == [3]
