@@ -49,8 +49,10 @@ async def discover(client: Client, wanted: str | None) -> Model:
         raise EndpointError(f"{client.url} cannot be reached: {error}") from error
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise EndpointError(f"{client.url}/v1/models lists no models") from error
+    if not models:
+        raise EndpointError(f"{client.url}/v1/models lists no models")
     if wanted is None and len(models) != 1:
-        raise EndpointError(f"pass --model, one of: {', '.join(models) or '(none is served)'}")
+        raise EndpointError(f"pass --model, one of: {', '.join(models)}")
     name = wanted if wanted is not None else next(iter(models))
     if name not in models:
         raise EndpointError(f"--model {name} is not served; there are: {', '.join(models)}")

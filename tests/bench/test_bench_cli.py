@@ -212,6 +212,9 @@ async def test_which_model() -> None:
             await discover(client, None)
         with pytest.raises(EndpointError, match="--model c is not served; there are: a, b"):
             await discover(client, "c")
+    async with FakeEndpoint(models=()).serve() as endpoint, Client(endpoint.url) as client:
+        with pytest.raises(EndpointError, match="/v1/models lists no models"):
+            await discover(client, None)
 
 
 async def test_keys() -> None:
