@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Literal
 
 from ecoserve.gateway.parts import split
@@ -35,6 +36,7 @@ class MutualTls:
 class GatewayConfig:
     """Settings of one gateway; times in seconds, sizes in bytes, addresses "host:port".
 
+    Where it listens (``listen``, ``admin``, ``status``) the host is an IP address.
     ``idle_timeout_s`` is the one knob of patience: how long a request or an answer may be silent.
     There is no total timeout. ``picker_timeout_s`` is how long the scheduler may take to react
     before the call goes on without it (at most a second), ``picker_max_wait_s`` how long a call may
@@ -76,11 +78,13 @@ class GatewayConfig:
     relay: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("listen", "admin", "scheduler"):
-            split(name, getattr(self, name))
-        if self.status is not None:
-            split("status", self.status)
-        if split("admin", self.admin)[0] not in ("127.0.0.1", "::1", "localhost"):
+        split("scheduler", self.scheduler)
+        for name in ("listen", "admin", *(["status"] if self.status is not None else [])):
+            host, _ = split(name, given := getattr(self, name))
+            # Envoy looks up names of what it connects to, not of what it listens on.
+            if not _is_ip(host):
+                raise ValueError(f"{name} must be an IP address and a port, not {given!r}")
+        if split("admin", self.admin)[0] not in ("127.0.0.1", "::1"):
             raise ValueError(f"admin must be on loopback, since it asks no key, not {self.admin!r}")
         if not self.cluster:
             raise ValueError("cluster must not be empty")
@@ -116,6 +120,14 @@ class GatewayConfig:
         if self.api_keys and self.api_keys_file is not None:
             raise ValueError("api_keys and api_keys_file exclude each other")
         check_keys(self.api_keys)
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def check_keys(keys: tuple[str, ...]) -> None:

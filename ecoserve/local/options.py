@@ -109,6 +109,10 @@ def check(options: Options) -> None:
         gateway_config(options, "127.0.0.1:1", "127.0.0.1:1")
     except ValueError as error:
         field, _, rest = str(error).partition(" ")
+        if field == "listen":
+            raise SetupError(
+                f"--host must be an IP address, such as 127.0.0.1 or 0.0.0.0, not {options.host!r}"
+            ) from error
         raise SetupError(f"--{field.replace('_', '-')} {rest}") from error
     if not machine.engine_installed():
         raise SetupError("vLLM is not installed; pip install 'ecoserve[cpu]' (or [gpu])")

@@ -26,6 +26,9 @@ BASE: dict[str, Any] = {
     [
         ("listen", "8000"),
         ("listen", "127.0.0.1:0"),
+        ("listen", "localhost:8000"),
+        ("status", "localhost:8003"),
+        ("admin", "localhost:8001"),
         ("status", "8003"),
         ("scheduler", "127.0.0.1:http"),
         ("admin", "0.0.0.0:8001"),

@@ -60,6 +60,7 @@ def tiny(tmp_path: Path) -> Path:
         (["--drain-timeout", "0"], "--drain-timeout must be a positive number of seconds, not 0"),
         (["--drain-timeout", "inf"], "--drain-timeout must be a positive number of seconds"),
         (["--prometheus", "nowhere"], "--prometheus must begin with http:// or https://"),
+        (["--host", "localhost"], "--host must be an IP address, such as 127.0.0.1 or 0.0.0.0"),
         (["--host", "192.0.2.1"], "cannot be listened on: Cannot assign requested address"),
         (["--body-limit", "7"], "--body-limit must be 1 KiB to 2 GiB, not 7 bytes"),
         (["--api-key", "a b"], "--api-keys: number 1 is empty or holds spaces"),
