@@ -47,6 +47,7 @@ def bench(plan: Plan, console: Console, *, as_json: bool = False) -> int:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     try:
         work = Bench(plan, _Terminal(console, progress))

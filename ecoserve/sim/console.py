@@ -43,7 +43,7 @@ def run_cells(
     minutes: float | None = None,
 ) -> list[tuple[Cell, Row | None]]:
     """Runs what the results file lacks, under a progress bar; the cells with their rows, None for
-    what was not run in time."""
+    what was not run in time. Raises ``ValueError`` if there is no cell that can be run."""
     from ecoserve.sim import parallel
     from ecoserve.sim.report import number, rate, reasons
     from ecoserve.sim.results import Results
@@ -72,7 +72,10 @@ def run_cells(
                 err.print(f"what was finished is kept in {path}", markup=False)
             raise
     pairs = results.of(cells)
-    for line in reasons(pairs):
+    lines = reasons(pairs)
+    if all(found is not None and "error" in found["figures"] for _, found in pairs):
+        raise ValueError(f"nothing can be run: {'; '.join(lines)}")
+    for line in lines:
         err.print(line, markup=False, soft_wrap=True)
     return pairs
 
@@ -99,6 +102,7 @@ def _bar() -> Progress:
         TextColumn("{task.description}", markup=False),
         console=err,
         transient=True,
+        disable=not err.is_terminal,
     )
 
 

@@ -320,4 +320,5 @@ async def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 def test_wrong_arguments_are_named(arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
     assert result.exit_code == 1
-    assert words in " ".join(result.output.split())
+    assert words in result.output
+    assert len(result.output.splitlines()) == 1

@@ -274,6 +274,7 @@ def test_matrix_runs_what_is_asked_and_marks_the_rest(tmp_path: Path) -> None:
         (["run", "--pp", "2"], "--pp needs --tp"),
         (["run", "-s", "sarathi-best"], "a single run needs one setting, not a search"),
         (["scale", "--from", "20"], "--from must be at most --to 16, not 20"),
+        (["goodput", "--gpus", "3", "--jobs", "1"], "nothing can be run: n/a, default: gpus: 3"),
         (["compare", "none.yaml"], "none.yaml cannot be read"),
         (["goodput", "--results", "/bin/sh"], "--results: /bin/sh cannot be read"),
     ],
