@@ -28,6 +28,7 @@ from endpoint import arguments, get, instances, only_cluster, poisson, slo
 from ecoserve.bench.load import Call, attainment, chat, play, words
 
 COLOURS = {"prefill": "#d95f02", "decode": "#7fb3d5"}
+LABELS = {"prefill": "prefill", "decode": "decode, or no work"}
 
 
 async def main() -> None:
@@ -96,9 +97,8 @@ def draw(spans: dict[str, list[tuple[float, float, str, str]]], options: Any, fi
     for row, (_, parts) in enumerate(spans.items()):
         for phase, colour in COLOURS.items():
             bars = [(start, end - start) for start, end, kind, _ in parts if kind == phase]
-            axes.broken_barh(
-                bars, (row - 0.4, 0.8), facecolors=colour, label=phase if not row else None
-            )
+            label = None if row else LABELS[phase]
+            axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, label=label)
     axes.set_yticks(range(len(spans)), list(spans))
     axes.invert_yaxis()
     axes.set_xlim(0, options.shown)
@@ -107,7 +107,7 @@ def draw(spans: dict[str, list[tuple[float, float, str, str]]], options: Any, fi
         f"Phases under {figures['policy']}, {options.rate:g} requests/s: "
         f"joint attainment {figures['attainment']:.0%}"
     )
-    axes.legend(loc="upper right", ncols=2)
+    fig.legend(loc="outside upper right", ncols=2)
     fig.savefig(options.out, dpi=110)
 
 
