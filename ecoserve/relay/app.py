@@ -15,14 +15,13 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from ecoserve import headers
+from ecoserve.gateway.relay import HEALTH_PATH
 from ecoserve.relay.answer import Answer, Broke, Lost
 from ecoserve.relay.messages import TEXT_PATH, Limits, Text
 from ecoserve.relay.request import Ask, NotContinued, read
 from ecoserve.scheduler.work import COMPLETIONS
 
 log = logging.getLogger("ecoserve.relay")
-
-HEALTH_PATH = "/healthz"
 
 # A call that kills each worker that takes it must not go round them all.
 MOST_BREAKS = 3
