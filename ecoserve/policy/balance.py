@@ -42,13 +42,12 @@ class Places:
 
     def _scores(self, key: bytes) -> NDArray[np.uint64]:
         hashed = blake2b(key, digest_size=8, person=b"ecoserve").digest()
-        # The finaliser of splitmix64 (Steele, Lea and Flood 2014).
+        # Both sides are hashes already; the middle of splitmix64's finaliser (Steele, Lea and Flood
+        # 2014) is enough to mix them, since the upper bits decide.
         x = self._seeds ^ np.uint64(int.from_bytes(hashed))
-        x ^= x >> np.uint64(30)
         x *= np.uint64(0xBF58476D1CE4E5B9)
         x ^= x >> np.uint64(27)
         x *= np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
         return x
 
     def ranked(self, key: bytes) -> list[str]:
