@@ -337,6 +337,17 @@ async def test_an_unhealthy_worker_is_left_out(three: World) -> None:
     await three.until_hosts(three.workers)
 
 
+async def test_a_pick_is_obeyed_whatever_the_probe_says(three: World) -> None:
+    """Envoy asks for health only where nobody has picked; a picked worker refuses by itself."""
+    one, two, three_ = three.workers
+    two.healthy = False
+    await three.until_hosts([one, three_])
+    assert (await three.ask(pick=two.address)).json()["worker"] == two.address
+    two.behaviour = "retryable"
+    picks = f"{two.address},{three_.address}"
+    assert (await three.ask(pick=picks)).json()["worker"] == three_.address
+
+
 async def test_with_no_healthy_worker_it_is_said(three: World) -> None:
     for worker in three.workers:
         worker.healthy = False
