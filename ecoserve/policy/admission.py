@@ -1,4 +1,4 @@
-"""The constraint check before admission (F6): TTFT, saved TPOT, KV memory.
+"""The constraint check before admission: TTFT, saved TPOT, KV memory.
 
 ``algorithm1`` is the published check. ``promises`` is ours; what it decides where the published one
 is silent: time already spent waiting and the residue of the step under way count towards TTFT;

@@ -1,4 +1,4 @@
-"""When to add instances and when to remove them (F12).
+"""When to add instances and when to remove them.
 
 ``decide`` is a function of what was measured, how many instances there are, and the latest steps.
 It expands as soon as one trigger holds, contracts when one holds and nothing speaks against it:

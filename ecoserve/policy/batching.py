@@ -1,4 +1,4 @@
-"""Dynamic batch size (F8)."""
+"""Dynamic batch size."""
 
 from __future__ import annotations
 

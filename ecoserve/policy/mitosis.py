@@ -1,4 +1,4 @@
-"""Mitosis: how instances are spread over macro instances as their number changes (F10, F11, F13).
+"""Mitosis: how instances are spread over macro instances as their number changes.
 
 Two steps, both pure. ``regroup`` decides sizes: which macro instances (here: groups) there are and
 how many instances each is to have. Its ``Layout`` is all that must be remembered, and it changes
@@ -48,7 +48,7 @@ class Bounds:
 
 
 def default_sizes(gpus: int) -> tuple[int, int]:
-    """N_l and N_u for a cluster of so many GPUs (F13)."""
+    """N_l and N_u for a cluster of so many GPUs."""
     upper = 4 if gpus <= 16 else 8 if gpus <= 64 else 16
     return (upper + 1) // 2, upper
 

@@ -1,4 +1,6 @@
-"""`padg`: Algorithm 1 with the thresholds of F4, and the repairs that make them live."""
+"""`padg`: Algorithm 1 with thresholds on backlog, use and saved TPOT, and the repairs without which
+a prompt could wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -81,5 +83,5 @@ class PaDG:
         return promises(request, instance, now)
 
     def order(self, request: Request, view: MacroView) -> Iterable[InstanceView]:
-        """Held prefix, then last-used, next, lightest (F7)."""
+        """Held prefix, then last-used, next, lightest."""
         return by_held_prefix(request, rolling(view))

@@ -1,4 +1,4 @@
-"""`paper`: the published algorithm, verbatim, as the reference."""
+"""`paper`: the published algorithm (arXiv 2504.18154), verbatim, as the reference."""
 
 from __future__ import annotations
 

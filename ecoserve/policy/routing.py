@@ -1,4 +1,4 @@
-"""In which order the instances of a macro instance are asked (F5, F7), and prefix affinity.
+"""In which order the instances of a macro instance are asked, and prefix affinity.
 
 Sticking to the instance that took the previous request until its check fails, then going on to the
 next, is what makes the activation roll: one instance gathers prompts while it is in its prefill
@@ -38,7 +38,7 @@ def lightest(instances: tuple[InstanceView, ...]) -> list[InstanceView]:
 
 
 def rolling(view: MacroView) -> list[InstanceView]:
-    """Last-used first, then the next in the cycle, then the rest from the lightest (F7)."""
+    """Last-used first, then the next in the cycle, then the rest from the lightest."""
     around = cycle(view)
     return [*around[:2], *lightest(around[2:])]
 

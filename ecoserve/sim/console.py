@@ -27,8 +27,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        line = " ".join(str(error).split())  # YAML's errors have several
-        err.print(f"error: {line}", style="red", markup=False, soft_wrap=True)
+        err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         err.print("stopped", markup=False)

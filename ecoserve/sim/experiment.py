@@ -375,8 +375,11 @@ def load(path: Path) -> list[Experiment]:
         documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path}{line}: not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     documents = [document for document in documents if document is not None]
     if not documents:
         raise ValueError(f"{path} holds no experiment")
@@ -413,7 +416,7 @@ def _lines(error: ValidationError, fields: Iterable[str]) -> Iterator[str]:
     known = list(fields)
     for problem in error.errors(include_url=False):
         places = [str(part) for part in problem["loc"]]
-        where = ".".join(places) or "experiment"
+        where = ".".join(places)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden" and len(places) == 1:
             near = difflib.get_close_matches(places[0], known, 1)
@@ -424,4 +427,5 @@ def _lines(error: ValidationError, fields: Iterable[str]) -> Iterator[str]:
         elif problem["type"] == "value_error":
             yield message if message.startswith(where) else f"{where}: {message}"
         else:
+            message = message.removeprefix("Input ")
             yield f"{where}: {message}, not {problem['input']!r}"

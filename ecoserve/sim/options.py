@@ -235,8 +235,7 @@ class Scenario:
         try:
             return parse({k: v for k, v in document.items() if v is not None}, "options")
         except ValueError as error:
-            message = str(error).removeprefix("options: ").removeprefix("experiment: ")
-            raise ValueError(message) from error
+            raise ValueError(str(error).removeprefix("options: ")) from error
 
 
 def promise(data: str, ttft: float | None, tpot: float | None) -> SLO | None:

@@ -292,7 +292,7 @@ def test_what_is_no_yaml_is_told_in_a_line(tmp_path: Path) -> None:
     path.write_text("systems: [vllm\n")
     result = ecoserve("sim", "compare", path)
     assert result.exit_code == 1
-    assert f"error: {path} is not YAML: " in result.output
+    assert f"error: {path}, line 2: not YAML: " in result.output
     assert len(result.output.splitlines()) == 1
 
 
