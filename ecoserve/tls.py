@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class Material:
 
 
 class Files:
-    """The identity in ``folder`` with those whom the file ``ca`` lets in. Any thread may ask.
+    """The identity in ``folder`` with those whom the file ``ca`` lets in.
 
     Raises ``Unusable`` if it cannot be used now; later, what cannot be used is not taken over, and
     what was before counts.
@@ -44,23 +43,21 @@ class Files:
     def __init__(self, folder: Path, ca: str = CA) -> None:
         self._paths = (folder / CERTIFICATE, folder / KEY, folder / ca)
         self._folder = folder
-        self._lock = threading.Lock()
         self._stamp, self._material = self._load()
         self._told = ""
 
     def current(self) -> Material:
         """The identity as it is now; the same object while nothing has changed."""
-        with self._lock:
-            try:
-                if _stamp(self._paths) != self._stamp:
-                    self._stamp, self._material = self._load()
-                    log.info("the certificate in %s was read again", self._folder)
-                    self._told = ""
-            except (OSError, Unusable) as error:
-                if str(error) != self._told:
-                    self._told = str(error)
-                    log.error("the certificate is not taken over: %s", error)
-            return self._material
+        try:
+            if _stamp(self._paths) != self._stamp:
+                self._stamp, self._material = self._load()
+                log.info("the certificate in %s was read again", self._folder)
+                self._told = ""
+        except (OSError, Unusable) as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                log.error("the certificate is not taken over: %s", error)
+        return self._material
 
     def _load(self) -> tuple[object, Material]:
         certificate, key, ca = self._paths

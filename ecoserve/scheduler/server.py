@@ -34,7 +34,10 @@ HEALTH_SERVICES = (
     picker.SERVICE,
 )
 STOP_S = 1.0
-_LOOK_S = 0.2
+_LOOK_S = 0.2  # at the certificate
+# So long what came before a change of certificate may go on. A session that is then cut comes back
+# within half a second.
+_RETIRED_S = 86_400.0
 
 
 class CannotListen(Exception):
@@ -85,7 +88,7 @@ class Server:
         self._tls_address = tls_address
         self._tls_folder = tls_folder
         self._server: grpc.aio.Server | None = None
-        self._tls_server: grpc.aio.Server | None = None
+        self._tls_servers: list[grpc.aio.Server] = []  # the last one takes connections
         self._sessions = SessionService(self.store, warm_s=warm_s)
         self._http: _Http | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,12 +130,12 @@ class Server:
         if self._tls_folder is not None:
             self._tasks.append(asyncio.create_task(self._serve_tls(self._tls_folder)))
 
-    def _serving(self) -> grpc.aio.Server:
+    def _serving(self, *, shares_port: bool = False) -> grpc.aio.Server:
         """A server with what gateways and workers call."""
         server = grpc.aio.server(
             options=[
                 # Two schedulers on one port would each get half of the workers.
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shares_port)),
                 ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES),
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 5_000),
@@ -151,29 +154,64 @@ class Server:
         return server
 
     async def _serve_tls(self, folder: Path) -> None:
+        """Serves by the certificate in the folder, and by the next one as soon as it is there."""
         files = await _first_certificate(folder)
-        server = self._serving()
-        self.tls_port = server.add_secure_port(
-            self._tls_address, grpc_tls.server_credentials(files)
-        )
+        served: tls.Material | None = None
+        told = ""
+        while True:
+            material = files.current()
+            if material is not served:
+                try:
+                    await self._serve_by(material)
+                    served, told = material, ""
+                except RuntimeError as error:  # the address, or what gRPC's own TLS does not take
+                    if str(error) != told:
+                        told = str(error)
+                        log.error("the certificate is not served by: %s", told)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _serve_by(self, material: tls.Material) -> None:
+        """Takes connections by this certificate from now on, with a server of its own. Calls and
+        sessions that are there go on.
+
+        gRPC can also change the certificate of a server, but crashes where a connection is made at
+        that moment: it frees what the other thread is just using (grpc/grpc#36693).
+        """
+        server = self._serving(shares_port=True)
+        host, _, port = self._tls_address.rpartition(":")
+        address = f"{host}:{self.tls_port or port}"
+        self.tls_port = server.add_secure_port(address, grpc_tls.server_credentials(material))
+        before = self._tls_servers[-1:]
+        self._tls_servers.append(server)
         await server.start()
-        self._tls_server = server
-        log.info("gRPC with mutual TLS on %s", self._tls_address)
+        log.info("gRPC with mutual TLS on %s", address)
+        for old in before:
+            self._tasks.append(asyncio.create_task(self._retire(old)))
+
+    async def _retire(self, server: grpc.aio.Server) -> None:
+        await server.stop(_RETIRED_S)
+        self._tls_servers.remove(server)
 
     async def stop(self) -> None:
         """Stops taking calls, gives those under way ``STOP_S`` seconds, and ends."""
         if self._server is None or self._http is None:
             return
         await self._health.enter_graceful_shutdown()
-        servers = [server for server in (self._server, self._tls_server) if server is not None]
-        await asyncio.gather(*(server.stop(STOP_S) for server in servers))
+        serving, sweeping, *others = self._tasks
+        await _ended(others)  # no further server begins
+        await asyncio.gather(
+            *(server.stop(STOP_S) for server in (self._server, *self._tls_servers))
+        )
         self._http.should_exit = True
-        serving, *others = self._tasks
         await serving
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        self._server = self._tls_server = None
+        await _ended([sweeping])
+        self._server = None
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _first_certificate(folder: Path) -> tls.Files:

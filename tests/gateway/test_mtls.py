@@ -19,6 +19,7 @@ from envoy.service.endpoint.v3 import eds_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
+from ecoserve import tls
 from ecoserve.proto.v1 import admin_pb2, admin_pb2_grpc, session_pb2, session_pb2_grpc
 from ecoserve.scheduler import eds, picker
 from tests.gateway.mounted import Secret
@@ -63,6 +64,35 @@ async def test_calls_and_streams_pass(one: SecureWorld) -> None:
     assert answer.text == worker.address
     assert one.states() == {"demo-0": "accepted"}
     assert await one.envoy.stat("cluster.scheduler.ssl.handshake") > 0
+
+
+async def test_what_is_no_pair_changes_nothing(one: SecureWorld) -> None:
+    good = {role: files(one.signer, role) for role in one.secrets}
+    done = asyncio.Event()
+    # Each call makes a connection to the worker, and now and then one to the scheduler.
+    calling = asyncio.create_task(keep_calling(one, done))
+    for part in (
+        lambda role: {tls.KEY: files(one.signer, role)[tls.KEY]},
+        lambda role: {tls.CERTIFICATE: good[role][tls.CERTIFICATE][:300]},
+    ):
+        failed = await one.envoy.stat("sds.mtls-identity.key_rotation_failed")
+        made = await one.envoy.stat("cluster.scheduler.ssl.handshake")
+        for role, secret in one.secrets.items():
+            secret.write({**good[role], **part(role)})
+
+        async def noticed(failed: int = failed, made: int = made) -> bool:
+            return (
+                await one.envoy.stat("sds.mtls-identity.key_rotation_failed") > failed
+                and await one.envoy.stat("cluster.scheduler.ssl.handshake") >= made + 2
+            )
+
+        await until("Envoy has tried it and goes on", noticed)
+        assert one.states() == {"demo-0": "accepted"}
+    for role, secret in one.secrets.items():
+        secret.write(good[role])
+    await taken_over(one)
+    done.set()
+    assert await calling
 
 
 @pytest.mark.parametrize(
