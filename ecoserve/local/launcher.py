@@ -137,9 +137,10 @@ class Launcher:
 
     async def _start(self) -> None:
         options, display = self._options, self._display
+        others = ("scheduler", "envoy", *(["relay"] if options.relay else []))
+        files = {name: self._log(name) for name in (*others, *self._names)}
+        self._tasks.append(asyncio.create_task(logs.bound(files.values())))
         if options.logs:
-            others = ("scheduler", "envoy", *(["relay"] if options.relay else []))
-            files = {name: self._log(name) for name in (*others, *self._names)}
             self._tasks.append(asyncio.create_task(logs.follow(files, display.console)))
         display.line("·", f"Logs in {options.directory / 'logs'}", "dim")
         await self._supervisor.start(self._scheduler())

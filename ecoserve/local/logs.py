@@ -1,16 +1,40 @@
-"""Shows the processes' logs, merged, as they grow."""
+"""The processes' logs: shows them, merged, as they grow, and keeps them from growing for ever."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 _POLL = 0.1
+_LONGEST = 64 << 20  # bytes; one call takes some 500 of the gateway's
+_LOOK = 5.0
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+
+async def bound(files: Collection[Path]) -> None:
+    """Begins a log anew when it is long, until cancelled. What it held is then beside it, in the
+    place of what was there before."""
+    while True:
+        for path in files:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size > _LONGEST:
+                    await asyncio.to_thread(_begin_anew, path)
+        await asyncio.sleep(_LOOK)
+
+
+def _begin_anew(path: Path) -> None:
+    """Its processes have it open, to append to it, so it stays the same file."""
+    with contextlib.suppress(OSError):  # a full disk is no reason to let it grow
+        shutil.copyfile(path, path.with_suffix(".old.log"))
+    os.truncate(path, 0)
 
 
 async def follow(files: dict[str, Path], console: Console) -> None:
@@ -40,6 +64,8 @@ class _Tail:
     def show(self, console: Console) -> None:
         try:
             with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._position:  # it was begun anew
+                    self._position = 0
                 file.seek(self._position)
                 data = file.read()
         except FileNotFoundError:

@@ -21,6 +21,9 @@ from ecoserve.local import guard
 
 # A process that has lived so long has recovered: its next death starts again at the first backoff.
 _STABLE = 60.0
+# Unix sockets lie in the temporary folder, and their paths are bounded to 107 bytes. The longest
+# are vLLM's: this, ours and a UUID.
+_LONGEST_FOLDER = 50
 # What a process prints for the user among whatever its libraries log.
 _REASON_PREFIXES = ("ecoserve-worker: ", "ecoserve.scheduler: ")
 
@@ -88,8 +91,9 @@ class Supervisor:
         self.temporary: Path
 
     async def __aenter__(self) -> Supervisor:
-        # A short path: Unix sockets lie in it, and theirs are bounded to 108 bytes.
-        self.temporary = Path(tempfile.mkdtemp(prefix="ecoserve-"))
+        folder = tempfile.gettempdir()
+        folder = folder if len(folder) <= _LONGEST_FOLDER else "/tmp"
+        self.temporary = Path(tempfile.mkdtemp(prefix="ecoserve-", dir=folder))
         # Not asyncio's own: it must outlive the loop, and a start of milliseconds blocks nobody.
         self._guard = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", guard.__name__, self._mark, str(self._grace), self.temporary],
@@ -252,7 +256,8 @@ def reason(log: Path, start: int = 0) -> str:
     """
     with contextlib.suppress(OSError), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - (1 << 20)))
+        # Less than there was: the log was begun anew.
+        file.seek(max(start if start <= size else 0, size - (1 << 20)))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
         for line in reversed(lines):
             for prefix in _REASON_PREFIXES:

@@ -4,10 +4,12 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +195,18 @@ async def test_leaving_ends_everything_even_what_left_its_group(tmp_path: Path) 
     assert not temporary.exists()
 
 
+async def test_sockets_find_room_where_the_temporary_folder_is_deep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    async with Supervisor(QUICK) as supervisor:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(supervisor.temporary / str(uuid.uuid4())))
+    assert not supervisor.temporary.exists()
+
+
 async def test_a_killed_guard_is_not_missed(tmp_path: Path) -> None:
     async with Supervisor(QUICK) as supervisor:
         supervisor._guard.kill()
@@ -241,3 +255,5 @@ def test_the_reason_is_of_the_last_start(tmp_path: Path) -> None:
     assert reason(log, start) == "ValueError: new"
     assert reason(log) == "old"
     assert reason(tmp_path / "none") == ""
+    log.write_text("ecoserve-worker: it was begun anew\n")
+    assert reason(log, 10_000) == "it was begun anew"
