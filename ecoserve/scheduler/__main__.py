@@ -53,6 +53,8 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    # A thread that writes the metrics hands the processor back to the picks after so long.
+    sys.setswitchinterval(0.001)
     try:
         uvloop.run(_run(args))
     except CannotListen as error:
