@@ -112,7 +112,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     usage = draw(st.sampled_from([None, {}, {"continuous_usage_stats": True}]))
     if usage is not None:
         more["stream_options"] = {"include_usage": True, **usage}
-    return {"answer": answer, "more": more}
+    return {"words": said, "answer": answer, "more": more}
 
 
 @given(
