@@ -83,7 +83,10 @@ async def run(options: Options, render: Render, connect: Connect = connect) -> N
         )
         tasks = [
             asyncio.create_task(lease.keep(plain, give_up)),
-            asyncio.create_task(watch(kinds, options.namespaces, controller.heard)),
+            *(
+                asyncio.create_task(watch(kinds, namespace, controller.heard))
+                for namespace in options.namespaces or (None,)
+            ),
             asyncio.create_task(membership.run()),
             asyncio.create_task(controller.run()),
         ]

@@ -1,9 +1,10 @@
 """Watches, by kopf: what happens to the objects comes into the controller's store.
 
 kopf runs in a thread and a loop of its own, for it cancels tasks that are not its own when it ends,
-and it may end (and is started again) when the API server answers with errors for long. Only event
-handlers are used: timers, daemons and deletion handlers would put finalizers on objects, which then
-cannot be deleted once the operator is gone.
+and it ends (and is started again) when the API server refuses a watch, or answers with errors for
+long. Each namespace has its own, so that one which is gone disturbs no other. Only event handlers
+are used: timers, daemons and deletion handlers would put finalizers on objects, which then cannot
+be deleted once the operator is gone.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ Sink: TypeAlias = Callable[[Kind, str | None, Json], None]
 """Takes a kind, the type of an event (None: listed) and the object."""
 
 RESTART_S = 2.0
+BACKOFFS_S = (0.5, 1.0, 2.0, 4.0)
 
 # It tells of every event that it delivers, and that it does not mind signals in a thread.
 logging.getLogger("kopf").setLevel(logging.WARNING)
 logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
-async def watch(kinds: Iterable[Kind], namespaces: tuple[str, ...], sink: Sink) -> None:
-    """Has ``sink`` called, in this loop, with each event; runs until cancelled."""
+async def watch(kinds: Iterable[Kind], namespace: str | None, sink: Sink) -> None:
+    """Has ``sink`` called, in this loop, with each event of a namespace (None: of all); runs until
+    cancelled."""
     loop = asyncio.get_running_loop()
 
     def deliver(kind: Kind, event: str | None, item: Json) -> None:
@@ -45,7 +48,7 @@ async def watch(kinds: Iterable[Kind], namespaces: tuple[str, ...], sink: Sink) 
         stop, ended = threading.Event(), asyncio.Event()
         thread = threading.Thread(
             target=_run,
-            args=(kinds, namespaces, deliver, stop, partial(_set, loop, ended)),
+            args=(kinds, namespace, deliver, stop, partial(_set, loop, ended)),
             name="kopf",
             daemon=True,
         )
@@ -65,22 +68,27 @@ def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 
 def _run(
     kinds: tuple[Kind, ...],
-    namespaces: tuple[str, ...],
+    namespace: str | None,
     deliver: Sink,
     stop: threading.Event,
     ended: Callable[[], None],
 ) -> None:
-    try:
-        asyncio.run(
-            kopf.operator(
+    async def run() -> None:
+        try:
+            await kopf.operator(
                 registry=_registry(kinds, deliver),
                 settings=_settings(kinds),
-                clusterwide=not namespaces,
-                namespaces=namespaces,
+                clusterwide=namespace is None,
+                namespaces=() if namespace is None else (namespace,),
                 standalone=True,
                 stop_flag=stop,
             )
-        )
+        finally:
+            # kopf waits for it in a thread, and the loop does not close before that has ended.
+            stop.set()
+
+    try:
+        asyncio.run(run())
     except Exception:
         log.exception("the watches have failed")
     finally:
@@ -93,7 +101,7 @@ def _settings(kinds: tuple[Kind, ...]) -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.networking.request_timeout = 15.0
     settings.networking.connect_timeout = 5.0
-    settings.networking.error_backoffs = (0.5, 1, 2, 4)
+    settings.networking.error_backoffs = BACKOFFS_S
     for kind in kinds:
         if selector := selector_of(kind):
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector

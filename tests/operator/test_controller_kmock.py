@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -140,27 +141,43 @@ async def test_a_watch_that_was_refused_begins_again(
     server: Emulator, esc: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "RESTART_S", 0.1)
-    await esc.create(replicas=2)
-    await esc.settle(2)
-    refused = 0
+    monkeypatch.setattr(watch, "BACKOFFS_S", (0.01,))
+    asked = 0
 
     def refuse(request: kmock.Request) -> None:
-        nonlocal refused
+        nonlocal asked
         if request.url.path == "/api/v1/pods" and "kopf" in request.headers["User-Agent"]:
-            refused += 1
-            raise kmock.KubernetesError(status=403, reason="Forbidden", message="not now")
+            asked += 1
+            if asked <= 2:  # kopf gives up
+                raise kmock.KubernetesError(status=403, reason="Forbidden", message="not now")
 
+    # A controller that gives up soon.
+    await esc.stop()
+    await esc.start()
+    await esc.create(replicas=2)
+    await esc.settle(2)
     server.before = refuse
-    await server.gone(PODS)
-    await until(lambda: refused, "it is not watched anew")
-    server.before = None
+
+    async def again() -> bool:
+        await server.gone(PODS)
+        return asked > 2
+
+    await until(again, "it is not watched again")
     await esc.api.delete(PODS, NAMESPACE, "demo-1", (await esc.uids())["demo-1"])
     await esc.settle(2)
     assert set(await esc.uids()) == {"demo-0", "demo-2"}
 
 
-async def test_a_namespace_that_is_gone_keeps_no_other_up(server: Emulator) -> None:
+async def test_a_namespace_that_is_gone_keeps_no_other_up(
+    server: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "RESTART_S", 0.1)
+    monkeypatch.setattr(watch, "BACKOFFS_S", (0.01,))
+    listed: Counter[str | None] = Counter()
+
     def refuse(request: kmock.Request) -> None:
+        if request.action == kmock.action.LIST and "kopf" in request.headers["User-Agent"]:
+            listed[request.namespace] += request.resource == server.key(CLUSTERS)
         if request.namespace == "gone":
             raise kmock.KubernetesError(status=403, reason="Forbidden", message="no role")
 
@@ -170,6 +187,8 @@ async def test_a_namespace_that_is_gone_keeps_no_other_up(server: Emulator) -> N
         esc.node.collects = ()
         await esc.create(replicas=2)
         await esc.settle(2)
+        await until(lambda: listed["gone"] >= 4, "it is not asked for again")
+        assert listed[NAMESPACE] == 1, "the other's watches had to begin again"
         await esc.scale(1)
         await esc.settle(1)
 
