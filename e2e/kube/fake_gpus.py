@@ -16,7 +16,8 @@ from ecoserve.local.machine import free_ports
 from tests.scheduler.fakes import Worker
 
 KWOK = (
-    "no node with the annotation kwok.x-k8s.io/node=fake becomes ready: this test needs KWOK, see "
+    "no node with the annotation kwok.x-k8s.io/node=fake becomes ready: this test needs KWOK (with "
+    "--node-lease-duration-seconds=40, or nodes are lost after a minute), see "
     "https://kwok.sigs.k8s.io"
 )
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
