@@ -97,7 +97,7 @@ def test_the_commands_of_the_readme(told: tuple[Kube, str, dict[str, str]]) -> N
     assert (clusters["DESIRED"], clusters["READY"], clusters["AVAILABLE"]) == ("2", "2", "True")
     macros = dict(zip(rows[2], rows[3], strict=False))
     assert macros["NAME"].startswith(f"macroinstance.ecoserve.io/{NAME}-")
-    assert (macros["CLUSTER"], macros["READY"], macros["AVAILABLE"]) == (NAME, "2", "True")
+    assert (macros["CLUSTER"], macros["READY"], macros["COMPLETE"]) == (NAME, "2", "True")
     told_of = kube.ctl("describe", "esc", NAME)
     for word in ("Scaled", "MacroInstanceMade", "Created", "Accepted"):
         assert word in told_of

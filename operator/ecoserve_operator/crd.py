@@ -42,10 +42,10 @@ _CLUSTER_COLUMNS = [
     _column("Ready", ".status.readyReplicas", "Instances that take requests.", "integer"),
     _column("Updated", ".status.updatedReplicas", "Of the current template.", "integer"),
     _column("Macros", ".status.macroInstances", "Macro instances.", "integer"),
-    _column("Available", _condition("Ready", "status"), "Whether requests are served."),
-    _column("Reason", _condition("Ready", "reason"), "Why."),
+    _column("Available", _condition("Available", "status"), "Whether requests are served."),
+    _column("Reason", _condition("Available", "reason"), "Why."),
     _column("URL", ".status.url", "Base URL of the API.", priority=1),
-    _column("Message", _condition("Ready", "message"), "Why, for people.", priority=1),
+    _column("Message", _condition("Ready", "message"), "How many do.", priority=1),
     _AGE,
 ]
 
@@ -55,8 +55,7 @@ _MACRO_COLUMNS = [
     _column("Current", ".status.replicas", "Instances that exist.", "integer"),
     _column("Ready", ".status.readyReplicas", "Instances that take requests.", "integer"),
     _column("Draining", ".status.drainingReplicas", "Instances that finish.", "integer"),
-    _column("Available", _condition("Ready", "status"), "Whether requests are served."),
-    _column("Into", ".spec.mergeInto", "What it is being merged into."),
+    _column("Complete", _condition("Ready", "status"), "Whether all take requests."),
     _AGE,
 ]
 

@@ -9,16 +9,18 @@ import hashlib
 import json
 
 from ecoserve_operator.cluster_api import SECRETS, ApiError, ClusterApi, Json, Kind
+from ecoserve_operator.names import CLUSTER_LABEL
 from ecoserve_operator.status import Problem
 from ecoserve_operator.store import Key, Store
 
+SERVICES = Kind("", "v1", "services", "Service")
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
 # What is made of these is watched, so that it is repaired when it is changed or removed.
 KINDS: tuple[Kind, ...] = (
     Kind("", "v1", "serviceaccounts", "ServiceAccount"),
     Kind("", "v1", "configmaps", "ConfigMap"),
-    Kind("", "v1", "services", "Service"),
+    SERVICES,
     DEPLOYMENTS,
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
@@ -62,14 +64,17 @@ class Objects:
             if known is not None and applied.get((kind, name)) == (digest, _state(known)):
                 continue
             try:
+                if known is None and await self._is_taken(kind, key, name):
+                    message = f"{kind.name} {name} is there already, and is not this cluster's"
+                    problems.append(Problem("NameTaken", message))
+                    continue
                 answer = await self._api.apply(kind, body)
             except ApiError as error:
                 problems.append(_refused(kind, name, error))
                 continue
             self._store.put(kind, answer)
             applied[kind, name] = (digest, _state(answer))
-        cluster = self._store.cluster(key)
-        owner = cluster["metadata"]["uid"] if cluster is not None else ""
+        owner = self._owner(key)
         for kind in self.kinds:
             for item in self._store.of(kind, key):
                 name = item["metadata"]["name"]
@@ -83,6 +88,18 @@ class Objects:
                 else:
                     self._store.drop(kind, item)
         return problems
+
+    async def _is_taken(self, kind: Kind, key: Key, name: str) -> bool:
+        """Whether somebody else has an object of that name: watches tell of those alone that have
+        our label."""
+        found = await self._api.get(kind, key[0], name)
+        if found is None or _is_of(found, self._owner(key)):
+            return False
+        return bool(found["metadata"].get("labels", {}).get(CLUSTER_LABEL) != key[1])
+
+    def _owner(self, key: Key) -> str:
+        cluster = self._store.cluster(key)
+        return cluster["metadata"]["uid"] if cluster is not None else ""
 
 
 def _refused(kind: Kind, name: str, error: ApiError) -> Problem:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from ecoserve_operator.cluster_api import CLUSTERS, LEASES, MACROS, PODS
-from ecoserve_operator.objects import KINDS
+from ecoserve_operator.names import CLUSTER_LABEL
+from ecoserve_operator.objects import KINDS, SERVICES
 from ecoserve_operator.store import selector_of
 
 from tests.operator.control_world import until
@@ -261,15 +262,23 @@ async def test_what_keeps_an_instance_from_running_is_told(esc: Operator) -> Non
 async def test_objects_changed_by_others_are_repaired(esc: Operator) -> None:
     await esc.create(replicas=1)
     await esc.settle(1)
-    services = next(kind for kind in KINDS if kind.plural == "services")
-    service = await esc.api.get(services, esc.namespace, "demo")
+    service = await esc.api.get(SERVICES, esc.namespace, "demo")
     assert service is not None
-    await esc.api.delete(services, esc.namespace, "demo", service["metadata"]["uid"])
-    await until(lambda: esc.api.get(services, esc.namespace, "demo"))
+    await esc.api.delete(SERVICES, esc.namespace, "demo", service["metadata"]["uid"])
+    await until(lambda: esc.api.get(SERVICES, esc.namespace, "demo"))
+    # Without its label it is out of sight, but still the cluster's own.
+    bare = {"metadata": {"labels": {CLUSTER_LABEL: None}}}
+    await esc.api.patch(SERVICES, esc.namespace, "demo", bare)
+
+    async def labelled() -> bool:
+        found = await esc.api.get(SERVICES, esc.namespace, "demo")
+        return found is not None and CLUSTER_LABEL in found["metadata"]["labels"]
+
+    await until(labelled)
     await esc.change(gateway={"enabled": False})
 
     async def gone() -> bool:
-        return await esc.api.get(services, esc.namespace, "demo") is None
+        return await esc.api.get(SERVICES, esc.namespace, "demo") is None
 
     await until(gone)
 

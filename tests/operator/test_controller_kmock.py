@@ -10,7 +10,7 @@ import kmock
 import pytest
 from ecoserve_operator import watch
 from ecoserve_operator.cluster_api import CLUSTERS, PODS, SECRETS, Json
-from ecoserve_operator.objects import DEPLOYMENTS, Objects
+from ecoserve_operator.objects import DEPLOYMENTS, SERVICES, Objects
 from ecoserve_operator.status import Problem
 from ecoserve_operator.store import Key
 
@@ -224,3 +224,18 @@ async def test_a_status_speaks_of_what_was_done(
     await esc.change(drain={"timeout": "5m"})
     await until(lambda: [x for x in told if asked == [x[0]]], "it is not told at all")
     assert [gateways for generation, gateways in told if asked == [generation]] == [3]
+
+
+async def test_what_is_another_s_is_not_taken_over(esc: Operator) -> None:
+    service = {
+        "metadata": {"name": "demo", "namespace": NAMESPACE, "labels": {"app": "other"}},
+        "spec": {"selector": {"app": "other"}, "ports": [{"port": 80}]},
+    }
+    before = await esc.api.create(SERVICES, service)
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    degraded = await esc.condition("Degraded")
+    assert degraded["reason"] == "NameTaken"
+    assert "Service demo is there already" in degraded["message"]
+    assert await esc.api.get(SERVICES, NAMESPACE, "demo") == before
+    await esc.tells("NameTaken")

@@ -159,17 +159,20 @@ def test_short_names_categories_and_columns(kube: ApiServer, namespace: str, sto
         "updatedReplicas": 2,
         "macroInstances": 1,
         "url": "http://demo.x/v1",
-        "conditions": [condition(status="False", reason="Starting")],
+        "conditions": [
+            condition(status="False", reason="NotReady", message="1 of 2"),
+            condition(type="Available", reason="Serving"),
+        ],
     }
     patch(kube, f"{stored}/status", {"status": status}).raise_for_status()
     head, row = kube.kubectl("get", "esc", "-n", namespace).stdout.splitlines()
     assert head.split() == [
         *("NAME", "MODEL", "DESIRED", "READY", "UPDATED", "MACROS", "AVAILABLE", "REASON", "AGE")
     ]
-    assert row.split()[:8] == ["demo", "demo", "2", "1", "2", "1", "False", "Starting"]
+    assert row.split()[:8] == ["demo", "demo", "2", "1", "2", "1", "True", "Serving"]
     wide = kube.kubectl("get", "esc", "-n", namespace, "-o", "wide").stdout
     assert "http://demo.x/v1" in wide
-    assert "2 of 2 instances take requests" in wide
+    assert "1 of 2" in wide
     head, row = kube.kubectl("get", "mi", "-n", namespace).stdout.splitlines()
     assert head.split()[:6] == ["NAME", "CLUSTER", "DESIRED", "CURRENT", "READY", "DRAINING"]
     assert row.split()[:3] == ["demo-m0", "demo", "2"]

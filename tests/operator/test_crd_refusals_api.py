@@ -145,13 +145,8 @@ def test_the_api_server_names_the_field_and_the_rule(kube: ApiServer, case: Bad)
     [
         (macro(cluster="Demo"), "spec.cluster", "should match"),
         (macro(replicas=-1), "spec.replicas", "should be greater than or equal to 0"),
-        (
-            macro(splitFrom="demo-m1", mergeInto="demo-m2"),
-            "spec",
-            "splitFrom and mergeInto must not be set together",
-        ),
     ],
-    ids=["cluster", "replicas", "splitFrom"],
+    ids=["cluster", "replicas"],
 )
 def test_macro_instances_are_checked(
     kube: ApiServer, body: dict[str, Any], field: str, rule: str

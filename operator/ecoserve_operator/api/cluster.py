@@ -179,7 +179,7 @@ class EcoServeClusterStatus(Object):
     scaling: Annotated[list[Decision], Field(max_length=10)] = []
     """The latest decisions of the autoscaler, newest first."""
     conditions: Conditions = []
-    """Ready, Progressing, Degraded, Autoscaling, and what else there is to tell."""
+    """Ready, Available, Progressing, Degraded, ReplicasClamped, Drained, Autoscaling."""
 
 
 _NAME_RULE = Rule(

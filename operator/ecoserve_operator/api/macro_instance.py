@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 from ecoserve_operator.api.common import NAME_LENGTH
 from ecoserve_operator.api.conditions import Conditions, Count
 from ecoserve_operator.api.metadata import Metadata
-from ecoserve_operator.fields import NAME, Object, ObjectName, Rule, immutable
+from ecoserve_operator.fields import NAME, Object, immutable
 
 
 class MacroInstanceSpec(Object):
@@ -27,18 +27,6 @@ class MacroInstanceSpec(Object):
     """The EcoServeCluster that it belongs to. Immutable."""
     replicas: Annotated[int, Field(ge=0, le=1024)] = 0
     """Instances that it should have."""
-    split_from: ObjectName | None = None
-    """The macro instance that instances still have to be moved from, while a split is under way."""
-    merge_into: ObjectName | None = None
-    """The macro instance that its instances are to be moved to, while a merge is under way."""
-
-    rules = (
-        Rule(
-            "!(has(self.splitFrom) && has(self.mergeInto))",
-            "splitFrom and mergeInto must not be set together",
-            lambda self: self.split_from is None or self.merge_into is None,
-        ),
-    )
 
 
 class InstanceStatus(Object):
@@ -79,7 +67,7 @@ class MacroInstanceStatus(Object):
     ] = []
     """Its instances."""
     conditions: Conditions = []
-    """Ready, Splitting, Merging, Draining."""
+    """Ready, Regrouping, Drained."""
 
 
 class MacroInstance(Object):
