@@ -34,6 +34,8 @@ HEALTH_SERVICES = (
     picker.SERVICE,
 )
 STOP_S = 1.0
+# Who is silent is asked, and has so long to answer. (By `keepalive_timeout_ms` it has a minute.)
+_KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.http2.ping_timeout_ms", 10_000))
 _LOOK_S = 0.2  # at the certificate
 # So long what came before a change of certificate may go on. A session that is then cut comes back
 # within half a second.
@@ -137,8 +139,7 @@ class Server:
                 # Two schedulers on one port would each get half of the workers.
                 ("grpc.so_reuseport", int(shares_port)),
                 ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
+                *_KEEPALIVE,
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
             ]

@@ -6,8 +6,9 @@ import grpc
 import pytest
 
 from ecoserve.proto.v1 import admin_pb2, session_pb2
-from ecoserve.scheduler import sessions
+from ecoserve.scheduler import server, sessions
 from tests.scheduler.fakes import LATENCY, LIMITS, Worker, chat, cluster, until
+from tests.worker.network import Network
 
 
 async def test_refused_until_cluster_and_slo_are_known_then_accepted(rig) -> None:
@@ -34,6 +35,23 @@ async def test_refused_until_cluster_and_slo_are_known_then_accepted(rig) -> Non
 
 async def _accepted(rig) -> bool:
     return (await rig.states())["a"] == "accepted"
+
+
+async def test_the_session_of_a_machine_that_is_gone_ends(
+    rigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keepalive = (("grpc.keepalive_time_ms", 200), ("grpc.http2.ping_timeout_ms", 300))
+    monkeypatch.setattr(server, "_KEEPALIVE", keepalive)
+    rig = await rigs()
+    network = Network(rig.port)
+    await network.start()
+    await rig.apply(cluster("a"))
+    worker = Worker(network.port, "a")
+    await worker.ready()
+    network.silence()
+    await until(lambda: not rig.server._sessions._links)
+    await worker.close()
+    await network.stop()
 
 
 async def test_one_that_cannot_be_configured_is_refused_until_declared_anew(rig) -> None:
