@@ -156,7 +156,7 @@ def test_sigterm_finishes_answers_and_leaves_nothing(up: Running, client: openai
     stream = client.completions.create(
         model=NAME,
         prompt="Once upon a time",
-        max_tokens=200,
+        max_tokens=100,
         stream=True,
         extra_body={"ignore_eos": True},
     )
