@@ -18,7 +18,7 @@ from e2e.kube.kube import CHART, Images, Json, Kube, Release, identity, installe
 from e2e.kube.prometheus import PEERS, Prometheus
 from e2e.kube.world import Load, gateway_ready, settle, standins
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 # The load of all instances together, in instances' worth, every 30 seconds of the published
 # experiment as the simulator plays it (`ecoserve sim scale --variant mitosis`, with 40, 30, 20 and
@@ -244,6 +244,7 @@ def up_and_down(
     assert sizes == [(1, 2), (2, 1)], text
 
 
+@pytest.mark.soak
 def test_stand_ins_come_and_go_with_their_load(
     kube: Kube, release: Release, prometheus: Prometheus, namespace: str, images: Images
 ) -> None:
@@ -264,7 +265,7 @@ def test_real_workers_come_and_go_with_their_load(
     body = yaml.safe_load((CHART / "examples/cpu.yaml").read_text())
     body["metadata"]["namespace"] = namespace
     spec = body["spec"]
-    spec |= {"minReplicas": 1, "maxReplicas": 2, "replicas": 1}
+    spec |= {"minReplicas": 1, "maxReplicas": 2, "replicas": 1, "drain": {"timeout": "60s"}}
     spec["engine"] |= {"image": worker_image, "imagePullPolicy": "IfNotPresent"}
     spec["autoscaling"] = autoscaling(prometheus, 30, 15)
     up_and_down(kube, images, namespace, body, 8)
