@@ -173,7 +173,8 @@ class Server:
 
     async def _serve_by(self, material: tls.Material) -> None:
         """Takes connections by this certificate from now on, with a server of its own. Calls and
-        sessions that are there go on.
+        sessions that are there go on; a pick that comes in that very moment may be turned away, and
+        its gateway then serves the call without.
 
         gRPC can also change the certificate of a server, but crashes where a connection is made at
         that moment: it frees what the other thread is just using (grpc/grpc#36693).
