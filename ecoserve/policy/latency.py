@@ -95,7 +95,6 @@ class StepSample:
 
 # See ``LatencyFit``.
 _RUN = 4
-_OFF = 2.0
 
 
 class LatencyFit:
@@ -110,9 +109,9 @@ class LatencyFit:
 
     A sample that is off by more than ``outlier`` times is a hiccup (a page fault, a compile) and is
     left out, unless it is one of a run: ``_RUN`` samples of its kind, one after the other, that all
-    took more than ``_OFF`` times what was predicted, or all less than that part of it. Then it is
-    the model that is wrong, and it is fitted at once and after each ``_RUN`` more: an instance that
-    starts on a machine busier than at its calibration would be given far too much meanwhile.
+    are off so far to the same side. Then it is the model that is wrong, and it is fitted at once
+    and after each ``_RUN`` more: an instance that starts on a machine busier than at its
+    calibration would be given far too much meanwhile.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class LatencyFit:
             return False
         ratio = sample.seconds / max(self.predict(sample), 1e-9)
         run = self._run(sample.kind, ratio)
-        if run < _RUN and not 1 / self._outlier < ratio < self._outlier:
+        if 0 < run < _RUN:
             return False
         self._samples[sample.kind].append(sample)
         self._since_fit += 1
@@ -165,9 +164,9 @@ class LatencyFit:
     def _run(self, kind: str, ratio: float) -> int:
         """Takes note of a sample that took ``ratio`` of what was predicted; how long its run is."""
         run = self._runs[kind]
-        if ratio > _OFF:
+        if ratio >= self._outlier:
             run = max(run, 0) + 1
-        elif ratio < 1 / _OFF:
+        elif ratio * self._outlier <= 1:
             run = min(run, 0) - 1
         else:
             run = 0
