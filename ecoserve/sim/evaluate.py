@@ -239,6 +239,7 @@ def _latencies(cell: Cell, one: Candidate, rate: float) -> dict[str, Any]:
         "ttft": _named(summary.ttft),
         "ttft_with_switch_wait": _named(summary.ttft_with_switch_wait),
         "tpot": _named(summary.tpot),
+        "tpot_as_published": _named(summary.tpot_as_published),
         "late": summary.late,
         "shed": summary.shed,
         "preemptions": summary.preemptions,

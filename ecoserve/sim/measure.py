@@ -36,6 +36,7 @@ class Summary:
     ttft: dict[int, float]
     ttft_with_switch_wait: dict[int, float]
     tpot: dict[int, float]
+    tpot_as_published: dict[int, float]
     switch_wait: dict[int, float]
     ended: float
     late: float
@@ -72,6 +73,9 @@ def summarise(outcomes: Sequence[Outcome], warmup: float = 0.0) -> Summary:
         ttft=_percentiles([o.ttft for o in ended]),
         ttft_with_switch_wait=_percentiles([o.ttft + o.switch_wait for o in ended]),
         tpot=_percentiles([o.tpot for o in ended if o.arrival.output > 1]),
+        tpot_as_published=_percentiles(
+            [o.tpot_as_published for o in ended if o.arrival.output > 1]
+        ),
         switch_wait=_percentiles([o.switch_wait for o in ended]),
         ended=len(ended) / count,
         late=sum(not o.ttft <= o.slo.ttft for o in measured) / count,

@@ -63,6 +63,12 @@ class Outcome:
         return self.decoding - self.first if self.arrival.output > 1 else 0.0
 
     @property
+    def tpot_as_published(self) -> float:
+        """TPOT without the wait for decode; 0 for an answer of one token."""
+        tokens = self.arrival.output - 1
+        return self.tpot - self.switch_wait / tokens if tokens else 0.0
+
+    @property
     def met(self) -> bool:
         """Both SLOs kept, plain definitions; never for what was shed or did not end."""
         return self.ttft <= self.slo.ttft and self.tpot <= self.slo.tpot
@@ -71,10 +77,8 @@ class Outcome:
     def met_as_published(self) -> bool:
         """Both SLOs kept with the wait for decode counted to TTFT and not to TPOT, as the paper
         reports them."""
-        wait = self.switch_wait
-        tokens = self.arrival.output - 1
-        tpot = self.tpot - wait / tokens if tokens else 0.0
-        return self.ttft + wait <= self.slo.ttft and tpot <= self.slo.tpot
+        in_time = self.ttft + self.switch_wait <= self.slo.ttft
+        return in_time and self.tpot_as_published <= self.slo.tpot
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,10 @@ def summary_table(rows: Sequence[tuple[str, Summary, dict[str, Any]]], title: st
             **{f"TTFT P{p}, s": f"{v:.3f}" for p, v in s.ttft.items()},
             **{f"TTFT and switch P{p}, s": f"{v:.3f}" for p, v in s.ttft_with_switch_wait.items()},
             **{f"TPOT P{p}, ms": f"{1000 * v:.1f}" for p, v in s.tpot.items()},
+            **{
+                f"TPOT without switch P{p}, ms": f"{1000 * v:.1f}"
+                for p, v in s.tpot_as_published.items()
+            },
             "ended": f"{s.ended:.1%}",
             "late": f"{s.late:.1%}",
             "shed": f"{s.shed:.1%}",

@@ -58,6 +58,7 @@ def test_a_summary_worked_out_by_hand() -> None:
     assert summary.ttft[50] == HERE(0.5)
     assert summary.ttft_with_switch_wait[50] == HERE(1.0)
     assert summary.tpot[50] == HERE(0.100)
+    assert summary.tpot_as_published[50] == HERE(0.060)  # 90, 60, 60 and 50 ms
     assert summary.switch_wait[50] == HERE(0.1)
     assert summary.throughput == HERE(4 / 15)  # the last ends when arrivals have
     assert summary.output_tokens == HERE(44 / 15)
