@@ -244,7 +244,6 @@ def up_and_down(
     assert sizes == [(1, 2), (2, 1)], text
 
 
-@pytest.mark.soak
 def test_stand_ins_come_and_go_with_their_load(
     kube: Kube, release: Release, prometheus: Prometheus, namespace: str, images: Images
 ) -> None:
