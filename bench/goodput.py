@@ -214,7 +214,7 @@ class Found:
         """The run that the system is to play next."""
         return min(len(systems.get(system, ())) for systems in self.points.values())
 
-    def save(self, path: Path, options: Any, cpus: int) -> None:
+    def save(self, path: Path, setting: dict[str, Any]) -> None:
         """Writes it down, with what it was found with."""
         rates = {
             trace: {
@@ -227,20 +227,15 @@ class Found:
             }
             for trace, systems in self.points.items()
         }
-        told = {
-            "cores_each": options.cores,
-            "cpus": cpus,
-            "seconds_a_rate": options.seconds,
-            "traces": TRACES,
-            "slo": asdict(self.slo),
-            "found": rates,
-        }
+        told = {"setting": setting, "slo": asdict(self.slo), "found": rates}
         path.write_text(json.dumps(told, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Found:
-        """What was written down. Raises ``OSError`` if nothing was."""
+    def load(cls, path: Path, setting: dict[str, Any]) -> Found:
+        """What was written down. Exits if that was found with another setting."""
         told = json.loads(path.read_text())
+        if told["setting"] != setting:
+            raise SystemExit(f"{path} was found with {told['setting']}, not with {setting}")
         points = {
             trace: {
                 system: [[Point(**p) for p in points] for points in found["points"]]
@@ -264,17 +259,23 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each rate")
     parser.add_argument("--rates", type=int, default=8, help="most rates of a run")
     parser.add_argument("--cores", type=float, default=0.75, help="quota of each worker")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/goodput.json"))
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     systems = options.systems.split(",")
-    cpus = len(os.sched_getaffinity(0))
-    print(f"{WORKERS} workers of {options.cores} cores on {cpus}", flush=True)
+    setting = {
+        "workers": WORKERS,
+        "cores_each": options.cores,
+        "cpus": len(os.sched_getaffinity(0)),
+        "seconds_a_rate": options.seconds,
+        "traces": TRACES,
+    }
+    print(json.dumps(setting), flush=True)
     model = peers.small_model()
     with tempfile.TemporaryDirectory(prefix="ecoserve-bench-") as temporary:
         directory = Path(temporary)
         engine = peers.engines(model, WORKERS)
         if options.out.exists():
-            found = Found.load(options.out)
+            found = Found.load(options.out, setting)
         else:
             slo = await unloaded(engine, directory, options)
             found = Found(slo, {trace: {} for trace in TRACES})
@@ -292,7 +293,7 @@ async def main() -> None:
                         said = ", ".join(f"{p.rate:.2f}: {p.met}/{p.calls}" for p in points)
                         rate = sustained(points)
                         print(f"run {run} {trace} {system}: {rate:.2f}/s ({said})", flush=True)
-                found.save(options.out, options, cpus)
+                found.save(options.out, setting)
     for trace, of_trace in found.points.items():
         for system, runs in of_trace.items():
             median = statistics.median(sustained(points) for points in runs)
