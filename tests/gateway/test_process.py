@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import ipaddress
+import os
 import signal
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -27,9 +30,10 @@ LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
 
 @pytest.fixture
-def as_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Has worlds run the process instead of Envoy itself; returns its further arguments."""
+def as_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Has worlds run the process instead of Envoy itself; gives its further arguments."""
     more: list[str] = []
+    groups: list[int] = []
 
     def start(it: World) -> None:
         bootstrap = it.directory / "envoy.json"
@@ -37,10 +41,15 @@ def as_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         command = [sys.executable, "-m", "ecoserve.gateway", "--config", str(bootstrap)]
         command += ["--admin", it.config.admin, "--drain-timeout", "20", "--threads", "1", *more]
         with (it.directory / "envoy.log").open("wb") as log:
-            it.envoy = subprocess.Popen(command, stdout=log, stderr=log)
+            it.envoy = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        groups.append(it.envoy.pid)
 
     monkeypatch.setattr(World, "start_envoy", start)
-    return more
+    yield more
+    # A world kills the process, which cannot take its Envoy along then.
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 async def _ended(it: World) -> int:
