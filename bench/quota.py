@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ _ROOT = Path("/sys/fs/cgroup")
 _PERIOD_US = 10_000
 # The most there is: other processes of the machine must not eat into the share.
 _WEIGHT, _SHARES = 10_000, 262_144
+_ENDS_S = 30.0
 
 
 @contextlib.contextmanager
@@ -35,8 +37,13 @@ def group(name: str, cores: float) -> Iterator[Path]:
             (folder / "cpu.shares").write_text(str(_SHARES))
         yield folder
     finally:
-        while (folder / "cgroup.procs").read_text().strip():
-            time.sleep(0.1)  # processes that have been told to end
+        end = time.monotonic() + _ENDS_S
+        while pids := (folder / "cgroup.procs").read_text().split():
+            if time.monotonic() > end:  # told to end, and did not
+                for pid in map(int, pids):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
         folder.rmdir()
 
 
