@@ -49,7 +49,7 @@ TRACES: dict[str, dict[str, Any]] = {
     "multi-turn": {"prompt": "90:120", "output": "40:50", "turns": 4, "think": 2.0},
 }
 # Requests a second; every system meets its promises at them.
-FIRST = {"single-turn": 1.6, "multi-turn": 2.5}
+FIRST = {"single-turn": 2.0, "multi-turn": 3.125}
 # Of what a call of the single-turn trace takes alone.
 TTFT, TPOT = 8.0, 3.0
 TARGET, FAILED = 0.9, 0.75

@@ -36,10 +36,15 @@ def healthy(up: Running) -> Iterator[None]:
     until(lambda: at_rest(up), 180)
 
 
-def load(seconds: float, rate: float, tokens: int, seed: int) -> list[Call]:
-    """Calls at an even rate, every third of them not streamed."""
+def load(
+    seconds: float, rate: float, tokens: int, seed: int, *, all_streamed: bool = False
+) -> list[Call]:
+    """Calls at an even rate, every third of them not streamed unless all are to be."""
     return [
-        Call(i / rate, chat(NAME, words(40, 1000 * seed + i), tokens, stream=i % 3 != 0))
+        Call(
+            i / rate,
+            chat(NAME, words(40, 1000 * seed + i), tokens, stream=all_streamed or i % 3 != 0),
+        )
         for i in range(int(seconds * rate))
     ]
 
@@ -109,8 +114,8 @@ async def test_a_worker_that_dies_loses_no_answer_that_had_not_begun(
     up: Running, victim: str
 ) -> None:
     tokens = 60
-    # Decodes that have begun, then calls that its engine never comes to begin.
-    begun = load(12, 3.0, tokens, 7 + len(victim))
+    # Decodes that their clients see begin, then calls that its engine never comes to begin.
+    begun = load(12, 3.0, tokens, 7 + len(victim), all_streamed=True)
     burst = [
         Call(0.0, chat(NAME, words(400, 100 * len(victim) + i), tokens, stream=i % 3 != 0))
         for i in range(24)
