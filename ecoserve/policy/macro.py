@@ -3,8 +3,10 @@
 A request is routed to the first instance, in the policy's order, that passes the policy's check;
 else it waits and is tried again. One that can no longer meet its TTFT anywhere is *late*: it gives
 way to all that can, and is served when nothing else waits and an instance has no prefill pending,
-or after ``late_wait`` in any case; or it is shed at once, as configured. Only a full queue sheds
-otherwise, the costliest late request first.
+or after ``late_wait`` in any case; or it is shed at once, as configured. A late prompt that alone
+takes more than half its TTFT SLO closes its instance to those that come behind it, so at most half
+of the instances (one at least) compute such prompts at once. Only a full queue sheds otherwise, the
+costliest late request first.
 
 Several tenants share the instances by ``fair``: the one that was given least is asked first, and
 what none of its requests can use goes to the next. A tenant that was given more than another is
@@ -95,6 +97,8 @@ class MacroScheduler:
         self._overflow: list[Request] = []
         # Until when no late request has waited too long.
         self._calm_until = math.inf
+        # Instances that compute a long late prompt.
+        self._closed: set[str] = set()
         self._models: tuple[tuple[str, LatencyModel], ...] = ()
 
     @property
@@ -257,6 +261,7 @@ class MacroScheduler:
         return None
 
     def _dispatch_late(self, view: MacroView, decisions: list[Routed | Shed]) -> None:
+        self._closed = {i.name for i in view.instances if i.name in self._closed and i.backlog > 0}
         if not self._late:
             return
         turn = _Turn(view, decisions)
@@ -270,6 +275,8 @@ class MacroScheduler:
             request, chosen, reason = found
             del self._late[request.id]
             self._shares.serve(request, chosen.name)
+            if _closes(request, chosen):
+                self._closed.add(chosen.name)
             able = allowed(request, turn.view.instances)
             decisions.append(_routed(request, chosen, able, late=True, reason=reason))
             turn.view = _after(turn.view, chosen, request)
@@ -293,6 +300,9 @@ class MacroScheduler:
                 able = allowed(request, turn.view.instances)
                 if not self._waiting:
                     free = [i for i in able if _idle_enough(request, i)]
+                    room = len(self._closed) < max(len(instances) // 2, 1)
+                    if not room:
+                        free = [i for i in free if not _closes(request, i)]
                     if free:
                         yield request, min(free, key=load), "late, and nothing else waits"
                         continue
@@ -320,6 +330,11 @@ def _idle_enough(request: Request, instance: InstanceView) -> bool:
     if instance.backlog > 0:
         return False
     return instance.decodes.count == 0 or fits(request, instance).admitted
+
+
+def _closes(request: Request, instance: InstanceView) -> bool:
+    """Whether a late request leaves those behind it on the instance no time to speak of."""
+    return instance.prefill_seconds(request) > request.slo.ttft / 2
 
 
 def _after(view: MacroView, chosen: InstanceView, request: Request) -> MacroView:

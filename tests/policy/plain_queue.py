@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ecoserve.policy.base import Policy
-from ecoserve.policy.macro import SCAN_LIMIT, _after, _idle_enough
+from ecoserve.policy.macro import SCAN_LIMIT, _after, _closes, _idle_enough
 from ecoserve.policy.routing import load
 from ecoserve.policy.state import InstanceView, MacroView, Request
 
@@ -24,6 +24,7 @@ class PlainQueue:
         self.waiting: dict[str, Request] = {}
         self.late: dict[str, Request] = {}
         self.overflow: list[Request] = []
+        self.closed: set[str] = set()
 
     def offer(self, request: Request) -> None:
         self.waiting[request.id] = request
@@ -75,18 +76,26 @@ class PlainQueue:
         return None
 
     def _dispatch_late(self, view: MacroView, decisions: list[Decision]) -> None:
+        self.closed &= {i.name for i in view.instances if i.backlog > 0}
         for request in list(self.late.values()):
             able = _able(request, view)
             overdue = view.now >= request.deadline + self.late_wait
             chosen: InstanceView | None = None
             if not self.waiting:
-                idle = (i for i in able if _idle_enough(request, i))
+                room = len(self.closed) < max(1, len(view.instances) // 2)
+                idle = (
+                    i
+                    for i in able
+                    if _idle_enough(request, i) and (room or not _closes(request, i))
+                )
                 chosen = min(idle, key=load, default=None)
             if chosen is None and overdue:
                 chosen = min(able, key=load, default=None)
             if chosen is not None:
                 del self.late[request.id]
                 decisions.append((request.id, chosen.name))
+                if _closes(request, chosen):
+                    self.closed.add(chosen.name)
                 view = _after(view, chosen, request)
             elif overdue:
                 del self.late[request.id]

@@ -230,6 +230,27 @@ def test_a_late_request_gives_way_and_is_served_when_nothing_else_waits() -> Non
     assert (decision.request.id, decision.late) == ("late", True)
 
 
+def test_long_late_prompts_leave_half_of_the_instances_to_others() -> None:
+    scheduler = MacroScheduler(make("paced"))
+    idle = [instance(name) for name in "abcd"]
+    long = [request(f"long{i}", prompt=20_000, arrived=-6.0) for i in range(3)]
+    decisions = route(scheduler, view(*idle), *long, request("short", arrived=-6.0))
+    assert [d.request.id for d in decisions] == ["long0", "long1", "short"]
+    taken = {d.instance for d in decisions if isinstance(d, Routed)}
+    assert len(taken) == 3
+    # As long as the engines still have them before them, and no longer.
+    busy = [replace(i, backlog=1.0) if i.name in taken else i for i in idle]
+    assert scheduler.dispatch(view(*busy)) == []
+    (decision,) = scheduler.dispatch(view(*idle))
+    assert decision.request.id == "long2"
+
+
+def test_one_instance_alone_takes_a_long_late_prompt() -> None:
+    scheduler = MacroScheduler(make("paced"))
+    (decision,) = route(scheduler, view(instance()), request(prompt=20_000, arrived=-6.0))
+    assert isinstance(decision, Routed)
+
+
 def test_a_late_request_waits_no_longer_than_its_bound() -> None:
     scheduler = MacroScheduler(make("paced"), late_wait=10.0)
     full = instance(backlog=9.0, room=0)
