@@ -93,15 +93,17 @@ def after(outcomes: Sequence[Outcome], warmup: float) -> list[Outcome]:
 
 
 def stable(outcomes: Sequence[Outcome], warmup: float = 0.0) -> bool:
-    """Whether what waits for its first token, and the share of it that is late, grew no more over
-    the run than chance has it. Quarters of the measured arrivals are compared; what was shed counts
-    as late, not as waiting."""
+    """Whether what waits (for its first token or then for its decode, as KV does that no decode
+    instance has room for) and the share of late requests grew no more over the run than chance has
+    it. Quarters of the measured arrivals are compared; what was shed counts as late, not as
+    waiting."""
     at = np.array([o.arrival.at for o in outcomes if not o.shed])
-    first = np.sort(np.array([o.first for o in outcomes if o.first == o.first]))
+    moments = (o.decoding if o.arrival.output > 1 else o.first for o in outcomes)
+    begins = np.sort(np.array([moment for moment in moments if moment == moment]))
     measured = at[at >= warmup]
     if len(measured) < 8:
         return True
-    begun = np.searchsorted(first, measured, side="right")
+    begun = np.searchsorted(begins, measured, side="right")
     waiting = (np.searchsorted(at, measured, side="right") - begun).astype(float)
     first_quarter, *_, last_quarter = _quarters(waiting)
     rate = len(measured) / max(measured[-1] - measured[0], 1e-9)

@@ -94,6 +94,17 @@ def test_a_queue_that_grows_is_not_stable() -> None:
     assert not stable(queue(0.12))
 
 
+def test_prefilled_requests_that_pile_up_before_their_decode_are_not_stable() -> None:
+    """All on time by both SLOs, but each waits longer than the one before."""
+    for growth, verdict in ((0.0, True), (0.05, False)):
+        found = [
+            outcome(0.1 * i, 0.1 * i + 0.1, 0.1 * i + 0.1 + growth * i, 0.1 * i + 10, output=1000)
+            for i in range(150)
+        ]
+        assert all(o.met for o in found)
+        assert stable(found) is verdict
+
+
 def test_late_requests_that_pile_up_are_not_stable() -> None:
     """Nine of ten at once, the tenth never."""
     rng = np.random.default_rng(1)
