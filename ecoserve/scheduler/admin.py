@@ -56,6 +56,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             late=sum(len(queue.late) for queue in cluster.macros.values()),
         )
 
+    async def List(
+        self, request: admin_pb2.ListRequest, context: Context
+    ) -> admin_pb2.ListResponse:
+        await _local_only(context)
+        return admin_pb2.ListResponse(names=sorted(self._store.clusters))
+
     async def DrainInstance(
         self, request: admin_pb2.InstanceRequest, context: Context
     ) -> admin_pb2.InstanceResponse:

@@ -68,6 +68,7 @@ class Controller:
         self.events = Events(api)
         self._api = api
         self._membership = membership
+        membership.gone = self.is_gone
         self._render = render
         self._lease = lease
         self._namespaces: tuple[str | None, ...] = namespaces or (None,)
@@ -78,6 +79,8 @@ class Controller:
         self.issuer = Issuer(api, self.store, authority, self.events)
         self._autoscaler = Autoscaler(api, self.store, self._executor, self.events)
         self._doubtful: set[Key] = set()
+        # Namespaces whose clusters have been listed, None: all.
+        self._listed: set[str | None] = set()
         self._relisted = asyncio.Event()
         self._failures: dict[Key, deque[float]] = defaultdict(deque)
 
@@ -95,9 +98,18 @@ class Controller:
             # A watch that has to begin anew lists what there is, and never tells what is gone.
             self._relisted.set()
 
+    def is_gone(self, key: Key) -> bool:
+        """Whether a cluster is known to be no more. Of a namespace that is not looked at, or was
+        not listed yet, nothing is known."""
+        if self._listed.isdisjoint((None, key[0])):
+            return False
+        item = self.store.cluster(key)
+        return item is None or "deletionTimestamp" in item["metadata"]
+
     def _wake_all(self) -> None:
         for key in self.store.clusters():
             self.queue.add(key)
+        self._membership.tidy()
 
     async def run(self) -> None:
         """Reconciles until cancelled."""
@@ -105,6 +117,7 @@ class Controller:
         await self._lease.held.wait()
         await self._authority.start(self._api)
         await self.look_up_all()
+        self._wake_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.events.run())
             group.create_task(self._resync())
@@ -138,6 +151,8 @@ class Controller:
                 log.warning("namespace %s: %s", namespace, error)
                 continue
             self.store.replace(kind, items, at, namespace)
+            if kind == CLUSTERS:
+                self._listed.add(namespace)
 
     async def _resync(self) -> None:
         while True:
@@ -179,7 +194,7 @@ class Controller:
         item = self.store.cluster(key)
         if item is None or "deletionTimestamp" in item["metadata"]:
             # What it owned is the garbage collector's.
-            await self._membership.forget(key)
+            self._membership.forget(key)
             self.objects.forget(key)
             self.issuer.forget(key)
             self._failures.pop(key, None)

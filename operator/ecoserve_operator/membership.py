@@ -1,7 +1,8 @@
 """Tells the scheduler which clusters there are and who belongs to them, and asks how they fare.
 
 The scheduler forgets all when it restarts, so what is declared is kept here, and declared anew when
-it is found not to know it.
+it is found not to know it. What went while nobody was there to tell it is found in its list of all
+clusters.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _TIMEOUT_S = 2.0
 # How often the scheduler is asked: while something is on its way, and else.
 _BUSY_S, _IDLE_S = 0.3, 5.0
 _TICK_S = 0.1
+# The least time between two looks at which clusters it has.
+_TIDY_S = 0.3
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -79,12 +82,20 @@ class _Declared:
 
 class Membership:
     """The Admin service of one scheduler. ``changed`` is called with the key of a cluster whenever
-    the state of one of its instances, or the scheduler's answering, has changed."""
+    the state of one of its instances, or the scheduler's answering, has changed. ``gone`` says of a
+    cluster whether it is known to be no more; the scheduler keeps all others."""
 
-    def __init__(self, target: str, changed: Callable[[Key], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        target: str,
+        changed: Callable[[Key], None] = lambda _: None,
+        gone: Callable[[Key], bool] = lambda _: False,
+    ) -> None:
         self.changed = changed
+        self.gone = gone
         self._clusters: dict[Key, _Declared] = {}
-        self._forgotten: set[Key] = set()
+        self._tidy = False
+        self._tidied = float("-inf")
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = AdminStub(self._channel)  # type: ignore[no-untyped-call]
         self._answers = True
@@ -107,23 +118,20 @@ class Membership:
 
         ``busy``: something of it is on its way, so ask often.
         """
-        self._forgotten.discard(key)
         declared = self._clusters.setdefault(key, _Declared(message))
         declared.message = message
         declared.busy = busy
         if self._answers and declared.applied != _bytes(message):
             await self._apply(key, declared)
 
-    async def forget(self, key: Key) -> None:
-        """The cluster is no more; the scheduler is told, now or when it answers again."""
-        if self._clusters.pop(key, None) is not None:
-            self._forgotten.add(key)
-            await self._remove(key)
+    def forget(self, key: Key) -> None:
+        """The cluster is no more; the scheduler is told soon, or when it answers again."""
+        self._clusters.pop(key, None)
+        self.tidy()
 
-    async def _remove(self, key: Key) -> None:
-        answer = await self._call(self._stub.Remove, admin_pb2.RemoveRequest(name="/".join(key)))
-        if not isinstance(answer, grpc.aio.AioRpcError) or not _is_silence(answer):
-            self._forgotten.discard(key)
+    def tidy(self) -> None:
+        """Has the scheduler forget all clusters that are ``gone``, soon or when it answers."""
+        self._tidy = False
 
     async def drain(self, key: Key, instance: str, seconds: float) -> None:
         """Stops routing to an instance, which finishes what it has."""
@@ -137,11 +145,14 @@ class Membership:
         """Keeps asking; runs until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
-            for key in list(self._forgotten):
-                await self._remove(key)
-                if not self._answers:
-                    break
+            if not self._tidy and clock() - self._tidied >= _TIDY_S:
+                self._tidied = clock()
+                self._tidy = True
+                if not await self._remove_gone():
+                    self._tidy = False
             for key, declared in list(self._clusters.items()):
+                if self._clusters.get(key) is not declared:
+                    continue  # it went while others were seen to
                 often = declared.busy or not self._answers
                 if self._answers and declared.applied != _bytes(declared.message):
                     await self._apply(key, declared)
@@ -150,6 +161,21 @@ class Membership:
                     if not self._answers:
                         break
             await asyncio.sleep(_TICK_S)
+
+    async def _remove_gone(self) -> bool:
+        """Whether all that is gone was removed."""
+        listed = await self._call(self._stub.List, admin_pb2.ListRequest())
+        if not isinstance(listed, admin_pb2.ListResponse):
+            return False
+        for name in listed.names:
+            namespace, _, cluster = name.partition("/")
+            key = (namespace, cluster)
+            if key not in self._clusters and self.gone(key):
+                log.info("%s: no such cluster any more; the scheduler is told", name)
+                answer = await self._call(self._stub.Remove, admin_pb2.RemoveRequest(name=name))
+                if isinstance(answer, grpc.aio.AioRpcError):
+                    return False
+        return True
 
     async def _instance(self, method: Method, key: Key, name: str, seconds: float = 0.0) -> None:
         request = admin_pb2.InstanceRequest(cluster="/".join(key), instance=name, timeout_s=seconds)
@@ -209,6 +235,7 @@ class Membership:
         if answers == self._answers:
             return
         self._answers = answers
+        self.tidy()
         log.info("the scheduler answers" if answers else f"the scheduler does not answer: {why}")
         for key, declared in self._clusters.items():
             if not answers:

@@ -126,6 +126,9 @@ class Scheduler(admin_pb2_grpc.AdminServicer):
         ]
         return admin_pb2.ClusterState(cluster=cluster, instances=states)
 
+    async def List(self, request: admin_pb2.ListRequest, context: Any) -> Any:
+        return admin_pb2.ListResponse(names=list(self.clusters))
+
     async def DrainInstance(self, request: admin_pb2.InstanceRequest, context: Any) -> Any:
         self.drains.append(request.instance)
         self.member(request.cluster, request.instance).draining = True

@@ -52,6 +52,11 @@ class AdminStub:
                 request_serializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.GetRequest.SerializeToString,
                 response_deserializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.ClusterState.FromString,
                 _registered_method=True)
+        self.List = channel.unary_unary(
+                '/ecoserve.v1.Admin/List',
+                request_serializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.ListRequest.SerializeToString,
+                response_deserializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.ListResponse.FromString,
+                _registered_method=True)
         self.DrainInstance = channel.unary_unary(
                 '/ecoserve.v1.Admin/DrainInstance',
                 request_serializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.InstanceRequest.SerializeToString,
@@ -89,6 +94,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def List(self, request, context):
+        """All clusters that were declared and not removed, by their names: a caller that has restarted finds
+        those that went meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DrainInstance(self, request, context):
         """Stops routing to the instance and has it finish what it has. Returns at once; Get shows when it
         is drained.
@@ -120,6 +133,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.GetRequest.FromString,
                     response_serializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.ClusterState.SerializeToString,
+            ),
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.ListRequest.FromString,
+                    response_serializer=ecoserve_dot_proto_dot_v1_dot_admin__pb2.ListResponse.SerializeToString,
             ),
             'DrainInstance': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainInstance,
@@ -216,6 +234,33 @@ class Admin:
             '/ecoserve.v1.Admin/Get',
             ecoserve_dot_proto_dot_v1_dot_admin__pb2.GetRequest.SerializeToString,
             ecoserve_dot_proto_dot_v1_dot_admin__pb2.ClusterState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ecoserve.v1.Admin/List',
+            ecoserve_dot_proto_dot_v1_dot_admin__pb2.ListRequest.SerializeToString,
+            ecoserve_dot_proto_dot_v1_dot_admin__pb2.ListResponse.FromString,
             options,
             channel_credentials,
             insecure,
