@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
 from pathlib import Path
-
-import httpx
 
 from ecoserve.gateway.binary import EnvoyMissing, arguments, drain
 from ecoserve.gateway.keys import keys_file_text
@@ -58,7 +55,7 @@ async def _follow_keys(folder: Path, file: Path) -> None:
         try:
             write_keys(folder, file)
             told = ""
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, calls go on
             if str(error) != told:
                 told = str(error)
                 log.error("the API keys are not taken over: %s", error)
@@ -96,12 +93,24 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _drain(admin: str, timeout_s: float) -> None:
-    with contextlib.suppress(httpx.HTTPError):
-        await drain(admin)
-        await asyncio.sleep(min(_LINGER_S, timeout_s))
-        left = await drain(admin, max(timeout_s - _LINGER_S, 0.0))
-        if left:
-            log.warning("%d calls did not end within %g s", left, timeout_s)
+    """Returns when all calls have ended or the time is over. An Envoy that cannot be asked is asked
+    again: what it serves would be cut off."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + timeout_s
+    while True:
+        try:
+            await drain(admin)
+            await asyncio.sleep(min(_LINGER_S, until - clock()))
+            left = await drain(admin, max(until - clock(), 0.0))
+        except Exception as error:
+            log.warning("Envoy does not drain: %s", error or type(error).__name__)
+            if clock() + _LOOK_S >= until:
+                return
+            await asyncio.sleep(_LOOK_S)
+        else:
+            if left:
+                log.warning("%d calls did not end within %g s", left, timeout_s)
+            return
 
 
 def main() -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, ParamSpec
 
 import httpx
 
@@ -34,6 +35,7 @@ from ecoserve.local.scaling import Hands, Scaler, check_prometheus, settings_of
 from ecoserve.local.supervisor import ProcessError, Spec, Supervisor
 from ecoserve.policy.state import SLO
 from ecoserve.proto.v1 import admin_pb2
+from ecoserve.tasks import lasting
 
 # How long a stop may take beyond the drain itself: the engine's own end, and Python's.
 _STOP_BEYOND_DRAIN = 10.0
@@ -41,6 +43,10 @@ _STOP = 5.0
 # Two signals that come together are one wish (a terminal and `make` both pass a Ctrl-C on).
 _ONE_WISH = 1.0
 _ANSWER_WITHIN = 120.0
+_TOLD_IN_A_LINE = (SetupError, ProcessError, admin.Refused)
+
+log = logging.getLogger("ecoserve.local")
+P = ParamSpec("P")
 
 
 def up(options: Options, display: Display) -> int:
@@ -108,7 +114,7 @@ class Launcher:
         self._names = [f"worker-{number}" for number in range(options.most)]
         self._fleet = Fleet(self._names, options.workers, options.bounds)
         self._promise: SLO | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[NoReturn]] = []
         self._up = False
 
     async def run(self) -> int:
@@ -123,10 +129,10 @@ class Launcher:
         async with Supervisor(on_event=self._display.warn) as self._supervisor:
             try:
                 await self._until_stopped(self._start())
-                await self._until_stopped(self._forever())
+                await self._until_stopped(asyncio.Event().wait())
             except Stopped:
                 status = 0
-            except (SetupError, ProcessError, admin.Refused) as error:
+            except _TOLD_IN_A_LINE as error:
                 self._display.error(str(error))
                 status = 1
             finally:
@@ -139,9 +145,9 @@ class Launcher:
         options, display = self._options, self._display
         others = ("scheduler", "envoy", *(["relay"] if options.relay else []))
         files = {name: self._log(name) for name in (*others, *self._names)}
-        self._tasks.append(asyncio.create_task(logs.bound(files.values())))
+        self._begin("bounding the logs", logs.bound, files.values())
         if options.logs:
-            self._tasks.append(asyncio.create_task(logs.follow(files, display.console)))
+            self._begin("showing the logs", logs.follow, files, display.console)
         display.line("·", f"Logs in {options.directory / 'logs'}", "dim")
         await self._supervisor.start(self._scheduler())
         for name in self._fleet.running:
@@ -151,14 +157,14 @@ class Launcher:
             await self._supervisor.start(self._relay())
         async with admin.Admin(self._addresses.grpc, CLUSTER) as scheduler:
             derived = await self._agree(scheduler)
-        self._tasks.append(asyncio.create_task(self._keep()))
+        self._begin("declaring the cluster", self._keep)
         with display.step("First answer through the gateway"):
             path, answer = await self._first_answer()
             display.retitle(f"First answer through the gateway: {answer!r}")
         self._supervisor.settle()
         self._up = True
         if options.most > options.workers:
-            self._tasks.append(asyncio.create_task(self._scale(derived.slo)))
+            self._begin("scaling", self._scale, derived.slo)
         greeting.show(display, options, self._model, derived, path, self._addresses.http)
 
     async def _agree(self, scheduler: admin.Admin) -> slo.Derived:
@@ -284,7 +290,24 @@ class Launcher:
 
     # --- life and end
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(
+        self, name: str, work: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Does ``work`` for as long as the cluster runs, which ends when it fails."""
+        task = asyncio.create_task(lasting(name, work, *args, **kwargs))
+        task.add_done_callback(self._failed)
+        self._tasks.append(task)
+
+    def _failed(self, task: asyncio.Task[NoReturn]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        assert error is not None  # it lasts
+        if not isinstance(error.__cause__, _TOLD_IN_A_LINE):
+            log.error("cannot go on", exc_info=error)
+        self._supervisor.fail(str(error))
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, object]) -> None:
         """Runs ``work``; raises ``Stopped`` or ``ProcessError`` when that comes first."""
         task = asyncio.create_task(work)
         stopped = asyncio.create_task(self._stop.wait())
@@ -300,9 +323,6 @@ class Launcher:
             task.cancel()
             stopped.cancel()
             await asyncio.gather(task, stopped, return_exceptions=True)
-
-    async def _forever(self) -> None:
-        await asyncio.gather(*self._tasks)
 
     async def _keep(self) -> None:
         async with admin.Admin(self._addresses.grpc, CLUSTER) as scheduler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import shutil
 from collections.abc import Collection
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+log = logging.getLogger("ecoserve.local")
 
 _POLL = 0.1
 _LONGEST = 64 << 20  # bytes; one call takes some 500 of the gateway's
@@ -24,9 +27,13 @@ async def bound(files: Collection[Path]) -> None:
     place of what was there before."""
     while True:
         for path in files:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 if path.stat().st_size > _LONGEST:
                     await asyncio.to_thread(_begin_anew, path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:  # calls are answered all the same
+                log.warning("%s is not begun anew: %s", path, error)
         await asyncio.sleep(_LOOK)
 
 

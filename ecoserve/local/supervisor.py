@@ -15,9 +15,12 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from ecoserve.local import guard
+from ecoserve.tasks import lasting
 
 # A process that has lived so long has recovered: its next death starts again at the first backoff.
 _STABLE = 60.0
@@ -25,7 +28,7 @@ _STABLE = 60.0
 # are vLLM's: this, ours and a UUID.
 _LONGEST_FOLDER = 50
 # What a process prints for the user among whatever its libraries log.
-_REASON_PREFIXES = ("ecoserve-worker: ", "ecoserve.scheduler: ")
+_REASON_PREFIXES = ("ecoserve-worker: ", "ecoserve.scheduler: ", "ecoserve.relay: ")
 
 
 class ProcessError(RuntimeError):
@@ -61,7 +64,7 @@ class _Child:
     process: asyncio.subprocess.Process
     log_start: int
     deaths: deque[float]
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[NoReturn] | None = None
     stopping: bool = False
 
 
@@ -134,7 +137,9 @@ class Supervisor:
         """Starts a process and keeps it running; ``ProcessError`` if its program cannot be run."""
         child = await self._spawn(spec)
         self._children[spec.name] = child
-        child.task = asyncio.create_task(self._keep(child), name=f"keep {spec.name}")
+        keeping = lasting(f"keeping {spec.name} running", self._keep, child)
+        child.task = asyncio.create_task(keeping)
+        child.task.add_done_callback(partial(self._kept, child))
 
     async def stop(self, name: str, grace: float, hurry: asyncio.Event | None = None) -> None:
         """Ends a process: SIGTERM, then SIGKILL to its group after ``grace`` seconds or when
@@ -185,6 +190,10 @@ class Supervisor:
         self._tell_guard("+", process.pid)
         return _Child(spec, process, start, deque(maxlen=self._restarts.deaths))
 
+    def _kept(self, child: _Child, task: asyncio.Task[NoReturn]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not child.stopping:
+            self.fail(str(error))
+
     async def _keep(self, child: _Child) -> None:
         spec = child.spec
         deaths = child.deaths
@@ -200,10 +209,10 @@ class Supervisor:
             deaths.append(now)
             what = f"{spec.name} {_how(code)}{_because(spec.log, child.log_start)}"
             if not self._settled:
-                self._fail(f"{what} (log: {spec.log})")
+                self.fail(f"{what} (log: {spec.log})")
                 return
             if len(deaths) == self._restarts.deaths and now - deaths[0] <= self._restarts.within:
-                self._fail(
+                self.fail(
                     f"{spec.name} died {len(deaths)} times in {now - deaths[0]:.0f} s, giving up; "
                     f"last it {_how(code)}{_because(spec.log, child.log_start)} (log: {spec.log})"
                 )
@@ -216,11 +225,12 @@ class Supervisor:
             try:
                 spawned = await self._spawn(spec)
             except ProcessError as error:
-                self._fail(str(error))
+                self.fail(str(error))
                 return
             child.process, child.log_start = spawned.process, spawned.log_start
 
-    def _fail(self, message: str) -> None:
+    def fail(self, message: str) -> None:
+        """Tells the end of all by ``failed``, unless another was told before."""
         if not self.failed.done():
             self.failed.set_result(message)
 

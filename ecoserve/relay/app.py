@@ -67,9 +67,9 @@ class Relay:
         left = asyncio.create_task(_left(receive))
         try:
             # Without it a call whose client has left would go on waiting for a worker.
-            await asyncio.wait({answering, left}, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                await answering
+            done, _ = await asyncio.wait({answering, left}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
         finally:
             for task in (answering, left):
                 task.cancel()

@@ -12,6 +12,9 @@ from pathlib import Path
 import uvloop
 
 from ecoserve.scheduler.server import CannotListen, Server
+from ecoserve.tasks import TaskFailed
+
+log = logging.getLogger("ecoserve.scheduler")
 
 
 async def _run(args: argparse.Namespace) -> None:
@@ -27,10 +30,8 @@ async def _run(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await server.start()
-    log = logging.getLogger("ecoserve.scheduler")
     log.info("gRPC on %s, HTTP on %s", args.grpc, args.http)
-    await stop.wait()
-    await server.stop()
+    await server.serve_until(stop)
 
 
 def main() -> int:
@@ -57,7 +58,9 @@ def main() -> int:
     sys.setswitchinterval(0.001)
     try:
         uvloop.run(_run(args))
-    except CannotListen as error:
+    except (CannotListen, TaskFailed) as error:
+        if isinstance(error, TaskFailed):
+            log.error("cannot go on", exc_info=error)
         print(f"ecoserve.scheduler: {error}", file=sys.stderr)
         return 1
     return 0

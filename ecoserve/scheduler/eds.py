@@ -129,6 +129,9 @@ class _Subscription:
         try:
             async for request in requests:
                 self._take(request)
+        except Exception:
+            # Envoy keeps the endpoints that it has, and asks again.
+            log.exception("%s: endpoints end by a fault of the scheduler", self._context.peer())
         finally:
             self.wake.set()
 

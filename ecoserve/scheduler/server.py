@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import uvicorn
@@ -24,6 +24,7 @@ from ecoserve.scheduler.eds import EndpointService
 from ecoserve.scheduler.picker import MOST_BODY_BYTES, Picker
 from ecoserve.scheduler.sessions import WARM_S, SessionService
 from ecoserve.scheduler.store import Store
+from ecoserve.tasks import lasting, until
 
 log = logging.getLogger("ecoserve.scheduler")
 
@@ -69,6 +70,7 @@ class _Named:
 
 class Server:
     """The whole scheduler. ``start`` raises ``CannotListen``; ``stop`` is clean and idempotent.
+    Between them ``serve_until`` raises ``TaskFailed`` when a part of it has failed.
 
     With ``tls_folder`` (see ``ecoserve.tls``) it serves gateways and workers by mutual TLS too, on
     ``tls_address``, as soon as there is a certificate in the folder; ``tls_port`` is 0 until then.
@@ -93,7 +95,7 @@ class Server:
         self._tls_servers: list[grpc.aio.Server] = []  # the last one takes connections
         self._sessions = SessionService(self.store, warm_s=warm_s)
         self._http: _Http | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[NoReturn]] = []
         self._health = HealthServicer()
         self.grpc_port = 0
         self.http_port = 0
@@ -126,11 +128,19 @@ class Server:
         )
         self._http = _Http(config)
         self._tasks = [
-            asyncio.create_task(self._http.serve(sockets=[listening])),
-            asyncio.create_task(self.store.sweep_forever()),
+            asyncio.create_task(lasting("HTTP", self._http.serve, sockets=[listening])),
+            asyncio.create_task(lasting("the sweep", self.store.sweep_forever)),
         ]
         if self._tls_folder is not None:
-            self._tasks.append(asyncio.create_task(self._serve_tls(self._tls_folder)))
+            secure = lasting("gRPC with TLS", self._serve_tls, self._tls_folder)
+            self._tasks.append(asyncio.create_task(secure))
+
+    async def serve_until(self, told: asyncio.Event) -> None:
+        """Serves until ``told`` and stops. Raises ``TaskFailed`` if a part has failed before."""
+        try:
+            await until(told, self._tasks)
+        finally:
+            await self.stop()
 
     def _serving(self, *, shares_port: bool = False) -> grpc.aio.Server:
         """A server with what gateways and workers call."""
@@ -159,22 +169,25 @@ class Server:
         files = await _first_certificate(folder)
         served: tls.Material | None = None
         told = ""
-        while True:
-            material = files.current()
-            if material is not served:
-                try:
-                    await self._serve_by(material)
-                    served, told = material, ""
-                except RuntimeError as error:  # the address, or what gRPC's own TLS does not take
-                    if str(error) != told:
-                        told = str(error)
-                        log.error("the certificate is not served by: %s", told)
-            await asyncio.sleep(_LOOK_S)
+        async with asyncio.TaskGroup() as retiring:
+            while True:
+                material = files.current()
+                if material is not served:
+                    try:
+                        old = await self._serve_by(material)
+                        served, told = material, ""
+                        if old is not None:
+                            retiring.create_task(self._retire(old))
+                    except RuntimeError as error:  # the address, or what gRPC's TLS does not take
+                        if str(error) != told:
+                            told = str(error)
+                            log.error("the certificate is not served by: %s", told)
+                await asyncio.sleep(_LOOK_S)
 
-    async def _serve_by(self, material: tls.Material) -> None:
-        """Takes connections by this certificate from now on, with a server of its own. Calls and
-        sessions that are there go on; a pick that comes in that very moment may be turned away, and
-        its gateway then serves the call without.
+    async def _serve_by(self, material: tls.Material) -> grpc.aio.Server | None:
+        """Takes connections by this certificate from now on, with a server of its own; returns the
+        one before. Calls and sessions that are there go on; a pick that comes in that very moment
+        may be turned away, and its gateway then serves the call without.
 
         gRPC can also change the certificate of a server, but crashes where a connection is made at
         that moment: it frees what the other thread is just using (grpc/grpc#36693).
@@ -183,12 +196,11 @@ class Server:
         host, _, port = self._tls_address.rpartition(":")
         address = f"{host}:{self.tls_port or port}"
         self.tls_port = server.add_secure_port(address, grpc_tls.server_credentials(material))
-        before = self._tls_servers[-1:]
+        old = self._tls_servers[-1] if self._tls_servers else None
         self._tls_servers.append(server)
         await server.start()
         log.info("gRPC with mutual TLS on %s", address)
-        for old in before:
-            self._tasks.append(asyncio.create_task(self._retire(old)))
+        return old
 
     async def _retire(self, server: grpc.aio.Server) -> None:
         await server.stop(_RETIRED_S)
@@ -205,12 +217,12 @@ class Server:
             *(server.stop(STOP_S) for server in (self._server, *self._tls_servers))
         )
         self._http.should_exit = True
-        await serving
-        await _ended([sweeping])
+        await asyncio.wait({serving})
+        await _ended([serving, sweeping])
         self._server = None
 
 
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+async def _ended(tasks: list[asyncio.Task[NoReturn]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -236,7 +248,7 @@ def _bind(address: str, what: str) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host.strip("[]"), int(port)))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:  # the last: a port above 65535
         listening.close()
         raise CannotListen(f"cannot listen on {address} ({what}): {error}") from None
     return listening

@@ -137,6 +137,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
                     self._report(link, message.report)
                 elif message.HasField("done"):
                     self._done(link, message.done)
+        except Exception:
+            # The worker keeps serving and comes back with a session that begins anew.
+            log.exception(
+                "%s/%s: the session ends by a fault of the scheduler",
+                link.hello.cluster, link.hello.instance,
+            )  # fmt: skip
         finally:
             link.outgoing.put_nowait(None)
 

@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from ecoserve.tasks import TaskFailed
 from ecoserve_operator.app import LeaseLost, Options, run
 from ecoserve_operator.builders import Builders, Installation
 from ecoserve_operator.cluster_api import ApiError
@@ -84,7 +85,9 @@ def main() -> int:
     )
     try:
         asyncio.run(_main(options, installation))
-    except (LeaseLost, ApiError, OSError) as error:
+    except (LeaseLost, ApiError, TaskFailed, OSError) as error:
+        if isinstance(error, TaskFailed):
+            logging.getLogger("ecoserve.operator").error("cannot go on", exc_info=error)
         print(f"ecoserve_operator: {error}", file=sys.stderr)
         return 1
     return 0

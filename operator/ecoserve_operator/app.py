@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from ecoserve.tasks import lasting
 from ecoserve_operator import health
 from ecoserve_operator.authority import Authority
 from ecoserve_operator.cluster_api import ClusterApi, Kind, connect
@@ -52,7 +53,8 @@ class LeaseLost(Exception):
 
 
 async def run(options: Options, render: Render, connect: Connect = connect) -> None:
-    """Runs the controller until cancelled; ``LeaseLost`` when another has taken over.
+    """Runs the controller until cancelled; ``LeaseLost`` when another has taken over, and
+    ``TaskFailed`` when a part of it has failed.
 
     ``connect`` makes a connection to the API server, given what to call before each write.
     """
@@ -82,13 +84,13 @@ async def run(options: Options, render: Render, connect: Connect = connect) -> N
             options.health_port, lambda: controller.queue.age, lambda: lease.valid
         )
         tasks = [
-            asyncio.create_task(lease.keep(plain, give_up)),
+            asyncio.create_task(lasting("keeping the lease", lease.keep, plain, give_up)),
             *(
-                asyncio.create_task(watch(kinds, namespace, controller.heard))
+                asyncio.create_task(lasting("watching", watch, kinds, namespace, controller.heard))
                 for namespace in options.namespaces or (None,)
             ),
-            asyncio.create_task(membership.run()),
-            asyncio.create_task(controller.run()),
+            asyncio.create_task(lasting("talking to the scheduler", membership.run)),
+            asyncio.create_task(lasting("the controller", controller.run)),
         ]
         try:
             done, _ = await asyncio.wait([*tasks, lost], return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from pydantic import ValidationError
 
 from ecoserve.proto.v1 import admin_pb2
+from ecoserve.tasks import lasting
 from ecoserve_operator import status, views
 from ecoserve_operator.actions import CreatePod, DeletePod
 from ecoserve_operator.api import EcoServeCluster
@@ -119,12 +120,12 @@ class Controller:
         await self.look_up_all()
         self._wake_all()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.events.run())
-            group.create_task(self._resync())
-            group.create_task(self._autoscaler.run())
-            group.create_task(self._authority.run(self._api))
+            group.create_task(lasting("writing events", self.events.run))
+            group.create_task(lasting("looking through everything again", self._resync))
+            group.create_task(lasting("autoscaling", self._autoscaler.run))
+            group.create_task(lasting("the certificate authority", self._authority.run, self._api))
             for _ in range(WORKERS):
-                group.create_task(self._work())
+                group.create_task(lasting("reconciling", self._work))
 
     async def look_up_all(self) -> None:
         """Asks the API server for all there is, until it answers."""

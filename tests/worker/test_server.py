@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from ecoserve_worker import server
+from ecoserve_worker.listen import StartError
 from ecoserve_worker.options import parse
 from ecoserve_worker.vllm_plugin.instance import UNCALIBRATED
 
@@ -314,6 +315,38 @@ async def test_a_calibration_that_cannot_be_kept_is_used(
     monkeypatch.setattr(worker, "_calibration_key", dict)
     assert await worker._calibrated() is UNCALIBRATED
     assert "is not kept" in caplog.text
+    worker.channel.close()
+
+
+async def test_a_watch_that_fails_ends_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Engine:
+        looks = 0
+
+        @property
+        def errored(self) -> bool:
+            self.looks += 1
+            if self.looks == 1:
+                raise KeyError("fault")
+            return False
+
+    async def last(**_: Any) -> None:
+        await ended.wait()
+
+    async def http() -> Any:
+        return SimpleNamespace(serve=last)
+
+    ended = asyncio.Event()
+    options = parse(["--stand-alone", "--state-dir", str(tmp_path)])
+    worker = server.Worker(options, argparse.Namespace(), tmp_path)
+    worker.engine = Engine()
+    monkeypatch.setattr(server, "_ANSWERS_END_WITHIN", 0.01)
+    monkeypatch.setattr(worker, "_server", http)
+    monkeypatch.setattr(worker, "_work", last)
+    with socket.socket() as sock, pytest.raises(StartError, match="watching the engine: 'fault'"):
+        await asyncio.wait_for(worker.run(sock), 30)
+    ended.set()
     worker.channel.close()
 
 

@@ -152,10 +152,12 @@ class Worker:
         try:
             await asyncio.wait({*serving, work, dead, told}, return_when=asyncio.FIRST_COMPLETED)
             if not self.engine_dead:
-                if work.done() and (error := work.exception()) is not None:
-                    raise StartError(first_line(str(error) or type(error).__name__)) from error
+                for what, part in (("", work), ("watching the engine: ", dead)):
+                    if part.done() and (error := part.exception()) is not None:
+                        text = f"{what}{str(error) or type(error).__name__}"
+                        raise StartError(first_line(text)) from error
                 if any(task.done() for task in serving) and not told.done():
-                    raise StartError("the HTTP server did not start; see its log")
+                    raise StartError("the HTTP server has ended; see its log")
                 self.ledger.draining = True
                 self.ledger.changed.set()
                 await self._until_idle(self.options.drain_timeout)
