@@ -9,12 +9,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from ecoserve import policy
+from ecoserve import engine_args, policy
+from ecoserve.engine_args import Reserved
 from ecoserve.gateway import EnvoyMissing, GatewayConfig, envoy_binary
 from ecoserve.local import machine
 from ecoserve.local.engine import SetupError
 from ecoserve.local.model import default_cache_dir
 from ecoserve.policy import mitosis
+
+# Options of vLLM that `--engine-args` must not have.
+RESERVED = (
+    Reserved(engine_args.MODEL, "use --model of `ecoserve up`"),
+    Reserved(engine_args.SERVED_NAME, "use --served-model-name of `ecoserve up`"),
+    Reserved(engine_args.API_KEY, "use --api-key of `ecoserve up`"),
+    Reserved(engine_args.END, "use --drain-timeout of `ecoserve up`"),
+    Reserved(
+        (*engine_args.TENSOR, *engine_args.PIPELINE, *engine_args.DATA),
+        "a worker has one device; use --workers of `ecoserve up`",
+    ),
+    Reserved(engine_args.SCHEDULER, "the engine's scheduler is EcoServe's own; use --policy"),
+    *engine_args.EVERYWHERE,
+)
 
 # Reports, Get and metrics carry it; there is one cluster on one machine.
 CLUSTER = "local"
@@ -93,6 +108,10 @@ def check(options: Options) -> None:
         policy.make(options.policy, options.policy_settings)
     except ValueError as error:
         raise SetupError(f"--policy: {error}") from error
+    try:
+        engine_args.check(options.engine_args, RESERVED)
+    except ValueError as error:
+        raise SetupError(f"--engine-args{error}") from error
     for name, value in (("--ttft-slo", options.ttft), ("--tpot-slo", options.tpot)):
         if value is not None and not 0 < value < float("inf"):
             raise SetupError(f"{name} must be a positive number of seconds, not {value:g}")

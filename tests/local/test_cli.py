@@ -66,6 +66,11 @@ def tiny(tmp_path: Path) -> Path:
         (["--api-key", "a b"], "--api-keys: number 1 is empty or holds spaces"),
         (["--api-keys", "/nonexistent"], "--api-keys: /nonexistent cannot be read"),
         (["--engine-args", "'"], "--engine-args: No closing quotation"),
+        (
+            ["--engine-args", "--seed 1 -tp=2"],
+            "--engine-args[2]: -tp must not be given here: a worker has "
+            "one device; use --workers of `ecoserve up`",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments: list[str], line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ bare:
   inferencePool: {enabled: false}
 with an overlay:
   podTemplate:
-    metadata: {name: other, labels: {team: nlp, ecoserve.io/cluster: other}}
+    metadata: {name: other, labels: {team: nlp, ecoserve.io/cluster: demo}}
     spec:
       containers:
         - {name: worker, env: [{name: EXTRA, value: "1"}]}
@@ -313,6 +314,61 @@ def test_a_bad_overlay_is_named() -> None:
         worker(bad)
     with pytest.raises(OverlayError, match=r"spec\.gateway\.podTemplate\.spec\.containers"):
         objects({"gateway": bad})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"labels": {"ecoserve.io/cluster": "other"}}, r"labels: ecoserve\.io/cluster is the"),
+        ({"labels": {"app.kubernetes.io/component": "x"}}, r"labels: app\.kubernetes\.io/comp"),
+        ({"labels": {"ecoserve.io/macro-instance": "m"}}, r"labels: ecoserve\.io/macro-inst"),
+        ({"annotations": {"ecoserve.io/leaving-since": "x"}}, r"annotations: ecoserve\.io/leav"),
+    ],
+)
+def test_an_overlay_does_not_say_whose_a_pod_is(metadata: Json, named: str) -> None:
+    bad = {"podTemplate": {"metadata": metadata}}
+    with pytest.raises(OverlayError, match=r"spec\.podTemplate\.metadata\." + named):
+        worker(bad)
+    with pytest.raises(OverlayError, match=r"spec\.gateway\.podTemplate\.metadata\." + named):
+        objects({"gateway": bad})
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        (
+            {"args": ["--seed", "1", "--tensor-parallel-size", "2"]},
+            "spec.engine.args[2]: --tensor-parallel-size must not be given here: set "
+            "spec.parallelism.tensor",
+        ),
+        ({"args": ["-tp", "2"]}, "spec.engine.args[0]: -tp must not be given here: set spec.par"),
+        ({"args": ["--tensor_parallel_size=2"]}, "spec.engine.args[0]: --tensor-parallel-size mu"),
+        ({"args": ["--tensor-par=2"]}, "--tensor-par (--tensor-parallel-size) must not be given"),
+        ({"args": ["--pipeline_parallel_size", "2"]}, "set spec.parallelism.pipeline"),
+        ({"args": ["--port=8001"]}, "a worker has EcoServe's own server"),
+        ({"args": ["--model", "/other"]}, "set spec.model.source"),
+        ({"args": ["--served-model-name", "x"]}, "set spec.model.name"),
+        ({"args": ["--scheduler-cls", "x"]}, "set spec.policy"),
+        ({"args": ["--no-enable-prefix-caching"]}, "set spec.kvTiers.warm"),
+        ({"args": ["--config", "/x.yaml"]}, "nobody looks into a file of them"),
+        ({"env": [{"name": "POD_IP", "value": "::"}]}, "spec.engine.env[0]: POD_IP is the operat"),
+        (
+            {"resources": {"limits": {"nvidia.com/gpu": "2"}}},
+            "spec.engine.resources.limits: nvidia.com/gpu must not be given here: set "
+            "spec.parallelism, which makes it 1",
+        ),
+    ],
+)
+def test_what_has_a_field_of_its_own_is_not_set_otherwise(engine: Json, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        worker({"engine": engine})
+
+
+def test_what_says_the_same_is_taken() -> None:
+    engine = {"resources": {"limits": {"nvidia.com/gpu": "1"}}, "args": ["--max-model-len", "-1"]}
+    assert container(worker({"engine": engine}))["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    on_cpus = {"device": {"type": "cpu"}, "engine": {"resources": {"limits": {"amd.com/gpu": 2}}}}
+    assert worker(on_cpus)
 
 
 # --- the revision --------------------------------------------------------------------------------

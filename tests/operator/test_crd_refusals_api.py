@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ecoserve_operator.api.worker import RESERVED
 
 from tests.operator.crd_requests import create, model_takes
 from tests.operator.kube_api import ApiServer
@@ -138,6 +139,32 @@ def test_the_api_server_names_the_field_and_the_rule(kube: ApiServer, case: Bad)
     assert (case.named or case.field) in message
     assert case.rule in message
     assert not model_takes(case.manifest), "the model takes what the API server refuses"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place", "says"),
+    [
+        (["--tensor-parallel-size", "2"], 0, "set spec.parallelism.tensor"),
+        (["--seed", "1", "-tp", "2"], 2, "(--tensor-parallel-size, -tp): set spec.parallelism.te"),
+        (["--tensor_parallel_size=2"], 0, "set spec.parallelism.tensor"),
+        (["--scheduler-cls.x", "y"], 0, "set spec.policy"),
+        *(([option], 0, item.instead) for item in RESERVED for option in item.options),
+    ],
+)
+def test_arguments_that_have_a_field_are_refused(
+    kube: ApiServer, arguments: list[str], place: int, says: str
+) -> None:
+    answer = create(kube, manifest(("spec.engine.args", arguments)))
+    assert answer.status_code == 422, answer.text
+    message = answer.json()["message"]
+    assert f"spec.engine.args[{place}]" in message
+    assert says in message
+
+
+def test_other_arguments_are_taken(kube: ApiServer) -> None:
+    arguments = ["--max-model-len", "8192", "--tokenizer", "-tp-x", "--model-impl=auto", "--hosts"]
+    answer = create(kube, manifest(("spec.engine.args", arguments)))
+    assert answer.status_code == 201, answer.text
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,17 @@ When this fails after an upgrade, the part of the worker named by the test is wh
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm
+from ecoserve_operator.api.worker import RESERVED as OPERATORS
 from ecoserve_worker import vllm_plugin
+from ecoserve_worker.engine import parse_engine_arguments
+from ecoserve_worker.listen import StartError
+from ecoserve_worker.options import parse
 from ecoserve_worker.vllm_plugin import scheduler as plugin
 from engines import Engine
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -19,6 +25,9 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
+
+from ecoserve import engine_args
+from ecoserve.local.options import RESERVED as LAUNCHERS
 
 SOURCE = inspect.getsource(Scheduler.schedule)
 
@@ -179,6 +188,43 @@ def test_front_end_names() -> None:
     assert "timeout" in _parameters(AsyncLLM.shutdown)
     assert "reset_prefix_cache" in dir(AsyncLLM)
     assert '"X-Request-Id"' in inspect.getsource(BaseServing._base_request_id)
+
+
+def test_reserved_options_are_vllms() -> None:
+    """All spellings of one option are reserved together, and no option that is free is taken for
+    the abbreviation of a reserved one."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    actions = make_arg_parser(FlexibleArgumentParser(prog="test"))._actions
+    reserved = {o for item in (*OPERATORS, *LAUNCHERS) for o in item.options}
+    spellings = [set(action.option_strings) for action in actions]
+    assert reserved <= set().union(*spellings)
+    for names in spellings:
+        taken = names & reserved
+        assert taken in (set(), names), names
+        for name in names - reserved:
+            engine_args.check([name, f"{name}=x"], (*OPERATORS, *LAUNCHERS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--port", "1"), "engine arguments[2]: --port must not be given here"),
+        (("--scheduler_cls=x",), "engine arguments[2]: --scheduler-cls must not be given here"),
+        (("-dp", "2"), "an instance is one engine; start more workers"),
+        (("x",), "engine arguments: 'x' belongs to no option"),
+        (('--additional-config={"ecoserve": {}}',), "--additional-config: ecoserve in it is"),
+        (("--additional-config.ecoserve.policy", "paper"), "--additional-config: ecoserve in it"),
+    ],
+)
+def test_arguments_that_the_worker_would_overrule_are_refused(
+    arguments: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    given = ["--stand-alone", "--state-dir", str(tmp_path), "--", "--model", str(tmp_path)]
+    assert parse_engine_arguments(parse(given)).model == str(tmp_path)
+    with pytest.raises(StartError, match=re.escape(says)):
+        parse_engine_arguments(parse([*given, *arguments]))
 
 
 def test_a_failed_stream_ends_with_an_error_event_that_the_gate_knows() -> None:

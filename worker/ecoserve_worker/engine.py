@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from ecoserve import engine_args
+from ecoserve.engine_args import Reserved
 from ecoserve_worker.listen import StartError
 from ecoserve_worker.messages import Settings, engine_config
 from ecoserve_worker.options import Options
@@ -20,6 +22,11 @@ from ecoserve_worker.vllm_plugin import ASYNC_SCHEDULER, SCHEDULER
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+_OURS = "ecoserve"  # the worker's part of vLLM's additional configuration
+_DATA = Reserved(engine_args.DATA, "an instance is one engine; start more workers")
+_SCHEDULER = Reserved(engine_args.SCHEDULER, "the engine's scheduler is EcoServe's own")
 
 
 def parse_engine_arguments(options: Options) -> argparse.Namespace:
@@ -31,6 +38,11 @@ def parse_engine_arguments(options: Options) -> argparse.Namespace:
         def error(self, message: str) -> NoReturn:
             raise StartError(f"engine arguments: {message}")  # the usage alone is 250 lines
 
+    reserved = (_DATA, *engine_args.EVERYWHERE, *(() if options.stock else (_SCHEDULER,)))
+    try:
+        engine_args.check(options.engine, reserved)
+    except ValueError as error:
+        raise StartError(f"engine arguments{error}") from None
     parser = make_arg_parser(Parser(prog="ecoserve-worker ... --"))
     args: argparse.Namespace = parser.parse_args(list(options.engine))
     args.host, args.port = options.host, options.port
@@ -40,8 +52,10 @@ def parse_engine_arguments(options: Options) -> argparse.Namespace:
         validate_parsed_serve_args(args)
     except (TypeError, ValueError) as error:
         raise StartError(first_line(str(error))) from error
-    if (args.data_parallel_size or 1) > 1:
-        raise StartError("--data-parallel-size: an instance is one engine; start more workers")
+    if args.model_tag is not None:
+        raise StartError(f"engine arguments: {args.model_tag!r} belongs to no option")
+    if _OURS in (args.additional_config or {}):
+        raise StartError(f"--additional-config: {_OURS} in it is the worker's own")
     # vLLM's engine takes a Ctrl-C that its whole process group gets as its own; with a timeout it
     # finishes what it has while the worker drains.
     args.shutdown_timeout = args.shutdown_timeout or max(1, round(options.drain_timeout))
@@ -63,7 +77,7 @@ def configure(args: argparse.Namespace, options: Options, socket: str) -> VllmCo
         args.scheduler_cls = SCHEDULER if cpu else ASYNC_SCHEDULER
         args.additional_config = {
             **(args.additional_config or {}),
-            "ecoserve": engine_config(
+            _OURS: engine_config(
                 Settings(
                     options.policy, {}, options.slo.ttft, options.slo.tpot, debug=options.debug
                 ),

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from ecoserve import engine_args
+from ecoserve.engine_args import Reserved
 from ecoserve_operator.api.common import (
     MINUTE,
     Image,
@@ -14,7 +16,28 @@ from ecoserve_operator.api.common import (
     PullPolicy,
     Resources,
 )
-from ecoserve_operator.fields import Duration, Object, Quantity, Within, immutable
+from ecoserve_operator.fields import Duration, Object, Quantity, Rule, Within, immutable
+
+# Options of vLLM that engine.args must not have. Here the API server refuses them; abbreviations,
+# and what was stored before, the builder of the Pod.
+RESERVED = (
+    Reserved(engine_args.TENSOR, "set spec.parallelism.tensor"),
+    Reserved(engine_args.PIPELINE, "set spec.parallelism.pipeline"),
+    Reserved(engine_args.DATA, "an instance is one engine; set spec.replicas"),
+    Reserved(engine_args.MODEL, "set spec.model.source"),
+    Reserved(engine_args.SERVED_NAME, "set spec.model.name"),
+    Reserved(engine_args.PREFIX_CACHING, "set spec.kvTiers.warm"),
+    Reserved(engine_args.API_KEY, "set spec.gateway.apiKeys"),
+    Reserved(engine_args.END, "set spec.drain.timeout"),
+    Reserved(engine_args.SCHEDULER, "the engine's scheduler is EcoServe's own; set spec.policy"),
+    *engine_args.EVERYWHERE,
+)
+
+
+def _not_reserved(reserved: Reserved) -> dict[str, str]:
+    options = ", ".join(reserved.options)
+    message = f"must not be given here ({options}): {reserved.instead}"
+    return Rule(f"!self.matches('{reserved.pattern}')", message).schema()
 
 
 class EnvVar(Object):
@@ -36,10 +59,21 @@ class Engine(Object):
     image_pull_secrets: Annotated[list[LocalReference], Field(max_length=16)] = []
     """Secrets with the credentials of private registries."""
     args: Annotated[
-        list[Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=128)
+        list[
+            Annotated[
+                str,
+                StringConstraints(max_length=4096),
+                Field(
+                    json_schema_extra={
+                        "x-kubernetes-validations": [_not_reserved(item) for item in RESERVED]
+                    }
+                ),
+            ]
+        ],
+        Field(max_length=128),
     ] = []
-    """Further arguments of vLLM, e.g. ["--max-model-len", "8192"]. Parallel sizes and the model
-    come from their own fields."""
+    """Further arguments of vLLM, e.g. ["--max-model-len", "8192"]. What has a field of its own,
+    such as parallel sizes and the model, is refused here."""
     env: Annotated[list[EnvVar], Field(max_length=128)] = []
     """Further environment variables of the worker."""
     resources: Resources = Resources()

@@ -14,8 +14,8 @@ __all__ = ["Builders", "Installation", "OverlayError"]
 
 @dataclass(frozen=True, slots=True)
 class Builders:
-    """All builders, for one installation of the operator. ``OverlayError``, a ``ValueError``, names
-    what is wrong with an overlay."""
+    """All builders, for one installation of the operator. ``ValueError`` names the field of the
+    spec that nothing can be made of; an ``OverlayError`` that of an overlay."""
 
     installation: Installation
 

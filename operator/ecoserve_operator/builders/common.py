@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ecoserve_operator.api import API_VERSION, EcoServeCluster
+from ecoserve_operator.api import API_VERSION, GROUP, EcoServeCluster
 from ecoserve_operator.api.common import LocalReference
+from ecoserve_operator.builders.overlay import OverlayError
 from ecoserve_operator.names import CLUSTER_LABEL, identity, tls_secret
 
 Json: TypeAlias = dict[str, Any]
@@ -106,6 +107,18 @@ def mtls_mounts(cluster: EcoServeCluster) -> list[Json]:
     if not cluster.spec.mtls.enabled:
         return []
     return [{"name": "mtls", "mountPath": MTLS, "readOnly": True}]
+
+
+def check_metadata(pod: Json, labels: Mapping[str, str], path: str) -> None:
+    """Raises ``OverlayError`` where an overlay, the field ``path``, has given the Pod other labels
+    than ``labels`` of those names, or labels or annotations of the operator's own."""
+    metadata = pod.get("metadata") or {}
+    for field, ours in (("labels", labels), ("annotations", {})):
+        for name, value in (metadata.get(field) or {}).items():
+            if ours.get(name, value) != value or (
+                name.startswith(f"{GROUP}/") and name not in ours
+            ):
+                raise OverlayError(f"{path}.metadata.{field}: {name} is the operator's own")
 
 
 def key(cluster: EcoServeCluster) -> str:

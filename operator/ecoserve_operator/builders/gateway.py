@@ -117,6 +117,7 @@ def _deployment(
         },
     }
     template = overlay(template, spec.pod_template, "spec.gateway.podTemplate")
+    common.check_metadata(template, labels, "spec.gateway.podTemplate")
     metadata = template.get("metadata", {})
     template["metadata"] = {
         **metadata,

@@ -7,8 +7,10 @@ import json
 import math
 from pathlib import PurePosixPath
 
+from ecoserve import engine_args
 from ecoserve_operator.api import EcoServeCluster, EcoServeClusterSpec
 from ecoserve_operator.api.model import ClaimSource
+from ecoserve_operator.api.worker import RESERVED
 from ecoserve_operator.builders import common
 from ecoserve_operator.builders.common import (
     GATEWAY,
@@ -23,6 +25,7 @@ from ecoserve_operator.names import GATE, index_of
 
 INDEX_LABEL = "ecoserve.io/index"
 MODEL = "/model"
+ADDRESS = "POD_IP"  # the variable with it
 # Beyond the drain: the last answers and the engine's own end.
 _END_S = 30
 _PROBE_S = 5
@@ -49,9 +52,10 @@ def worker(cluster: EcoServeCluster, name: str, installation: common.Installatio
     """A worker Pod, with the spec's overlay on it. The labels that change in a Pod's life and its
     owner are the controller's to add.
 
-    Raises ``OverlayError``, a ``ValueError``.
+    Raises ``ValueError`` for what fits no Pod, with the field's name; ``OverlayError`` is one.
     """
     spec = cluster.spec
+    _check(spec)
     labels = common.labels(cluster, WORKER)
     labels[INDEX_LABEL] = str(index_of(name, labels))
     pod: Json = {
@@ -79,7 +83,8 @@ def worker(cluster: EcoServeCluster, name: str, installation: common.Installatio
         },
     }
     pod = overlay(pod, spec.pod_template, "spec.podTemplate")
-    # What the controller finds the Pod by is not for an overlay to change.
+    common.check_metadata(pod, labels, "spec.podTemplate")
+    # A template's name is nobody's, as in Kubernetes.
     metadata = pod.get("metadata", {})
     identity = {
         "name": name,
@@ -87,6 +92,25 @@ def worker(cluster: EcoServeCluster, name: str, installation: common.Installatio
         "labels": {**metadata.get("labels", {}), **labels},
     }
     return {**pod, "apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, **identity}}
+
+
+def _check(spec: EcoServeClusterSpec) -> None:
+    """Refuses what would silently win over what the operator sets, or lose to it."""
+    try:
+        engine_args.check(spec.engine.args, RESERVED)
+    except ValueError as error:
+        raise ValueError(f"spec.engine.args{error}") from None
+    for place, variable in enumerate(spec.engine.env):
+        if variable.name == ADDRESS:
+            raise ValueError(f"spec.engine.env[{place}]: {ADDRESS} is the operator's own")
+    resource = spec.device.resource_name
+    for field in ("requests", "limits"):
+        given = getattr(spec.engine.resources, field).get(resource)
+        if spec.gpus and given is not None and quantity_value(given) != spec.gpus:
+            raise ValueError(
+                f"spec.engine.resources.{field}: {resource} must not be given here: set "
+                f"spec.parallelism, which makes it {spec.gpus}"
+            )
 
 
 def _container(cluster: EcoServeCluster, name: str, installation: common.Installation) -> Json:
@@ -141,7 +165,7 @@ def _arguments(cluster: EcoServeCluster, name: str, installation: common.Install
         *("--cluster", common.key(cluster)),
         *("--instance", name),
         *("--scheduler", common.scheduler(cluster, installation)),
-        *("--host", "$(POD_IP)"),
+        *("--host", f"$({ADDRESS})"),
         *("--port", str(WORKER_PORT)),
         *("--health-port", str(WORKER_HEALTH_PORT)),
         *("--state-dir", "/cache/calibration"),
@@ -184,7 +208,7 @@ def _environment(spec: EcoServeClusterSpec) -> list[Json]:
     """Plain variables, the spec's over ours, after the Pod's address."""
     values = _cpu_environment(spec) if spec.device.type == "cpu" else {}
     values |= {variable.name: variable.value for variable in spec.engine.env}
-    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    address = {"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return [address, *({"name": name, "value": value} for name, value in values.items())]
 
 
