@@ -77,7 +77,7 @@ class ClusterSpec(BaseModel):
     policy_settings: dict[str, float] = {}
     late: Literal["serve", "shed"] = "serve"
     queue_limit: int = Field(default=QUEUE_LIMIT, ge=1)
-    late_wait_s: float = Field(default=LATE_WAIT_S, gt=0, allow_inf_nan=False)
+    late_wait_s: float = Field(default=LATE_WAIT_S, ge=0, allow_inf_nan=False)
     macro_instances: tuple[Macro, ...] = ()
     ramp_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
     cold_joins: bool = False
@@ -115,7 +115,7 @@ class ClusterSpec(BaseModel):
 def from_proto(message: admin_pb2.Cluster) -> ClusterSpec:
     """Checks a declaration; ValueError names every field that is wrong.
 
-    Fields left at their zero get the defaults of ``ClusterSpec``.
+    Fields that are unset, or at a zero that says nothing, get the defaults of ``ClusterSpec``.
     """
     fields: dict[str, object] = {"name": message.name, "model": message.model}
     if message.HasField("slo"):
@@ -125,10 +125,13 @@ def from_proto(message: admin_pb2.Cluster) -> ClusterSpec:
         {"name": macro.name, "instances": list(macro.instances)}
         for macro in message.macro_instances
     ]
-    for name in ("policy", "late", "queue_limit", "late_wait_s", "ramp_s", "drain_timeout_s"):
+    for name in ("policy", "late", "queue_limit", "drain_timeout_s"):
         value = getattr(message, name)
         if value:
             fields[name] = value
+    for name in ("late_wait_s", "ramp_s"):
+        if message.HasField(name):
+            fields[name] = getattr(message, name)
     fields["debug"] = message.debug
     fields["cold_joins"] = message.cold_joins
     if message.HasField("mtls"):

@@ -57,7 +57,7 @@ def declare(
         policy_settings=policy.settings,
         late=policy.late,
         queue_limit=policy.queue_limit,
-        late_wait_s=policy.late_wait or 0.0,
+        late_wait_s=policy.late_wait,
         macro_instances=[
             admin_pb2.MacroInstance(name=name, instances=instances)
             for name, instances in members.items()

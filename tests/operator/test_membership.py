@@ -18,6 +18,7 @@ from ecoserve_operator.membership import Membership, declare
 from ecoserve_operator.store import Key
 
 from ecoserve.proto.v1 import admin_pb2
+from ecoserve.scheduler.config import from_proto
 from ecoserve.scheduler.server import Server
 from tests.operator.control_world import Scheduler, until
 from tests.operator.kmock_world import emulated
@@ -64,6 +65,14 @@ async def server() -> AsyncIterator[Server]:
     await server.start()
     yield server
     await server.stop()
+
+
+def test_no_ramp_and_no_wait_are_told_as_such() -> None:
+    given = {"policy": {"ramp": "0s", "lateWait": "0s"}}
+    message = declare(KEY, EcoServeCluster.model_validate(example(**given)).spec, {})
+    spec = from_proto(message)
+    assert (spec.ramp_s, spec.late_wait_s) == (0.0, 0.0)
+    assert not declare(KEY, SPEC, {}).HasField("late_wait_s")
 
 
 async def test_a_cluster_that_is_gone_is_taken_away_once_the_scheduler_hears_of_it() -> None:

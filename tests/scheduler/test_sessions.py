@@ -294,6 +294,15 @@ async def test_bad_declarations_name_the_field(rig, fields, named) -> None:
     assert named in bad.value.details()
 
 
+async def test_no_ramp_and_no_wait_are_not_the_defaults(rig) -> None:
+    await rig.apply(cluster("a", ramp_s=0.0, late_wait_s=0.0))
+    spec = rig.server.store.clusters["c"].spec
+    assert (spec.ramp_s, spec.late_wait_s) == (0.0, 0.0)
+    await rig.apply(cluster("a"))
+    spec = rig.server.store.clusters["c"].spec
+    assert (spec.ramp_s, spec.late_wait_s) == (20.0, 30.0)
+
+
 async def test_apply_is_idempotent_and_remove_forgets(rig) -> None:
     [worker] = await rig.ready("a")
     commands = len(worker.commands)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ecoserve.proto.v1 import session_pb2 as ecoserve_dot_proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x63oserve/proto/v1/admin.proto\x12\x0b\x65\x63oserve.v1\x1a\x1f\x65\x63oserve/proto/v1/session.proto\"\xae\x03\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1d\n\x03slo\x18\x03 \x01(\x0b\x32\x10.ecoserve.v1.SLO\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x41\n\x0fpolicy_settings\x18\x05 \x03(\x0b\x32(.ecoserve.v1.Cluster.PolicySettingsEntry\x12\x0c\n\x04late\x18\x06 \x01(\t\x12\x13\n\x0bqueue_limit\x18\x07 \x01(\r\x12\x13\n\x0blate_wait_s\x18\x08 \x01(\x01\x12\x33\n\x0fmacro_instances\x18\t \x03(\x0b\x32\x1a.ecoserve.v1.MacroInstance\x12\x0e\n\x06ramp_s\x18\n \x01(\x01\x12\r\n\x05\x64\x65\x62ug\x18\x0b \x01(\x08\x12\x17\n\x0f\x64rain_timeout_s\x18\x0c \x01(\x01\x12$\n\x04mtls\x18\r \x01(\x0b\x32\x16.ecoserve.v1.MutualTls\x12\x12\n\ncold_joins\x18\x0e \x01(\x08\x1a\x35\n\x13PolicySettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"8\n\tMutualTls\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\n\n\x02\x63\x61\x18\x03 \x01(\t\"0\n\rMacroInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tinstances\x18\x02 \x03(\t\"5\n\x0c\x41pplyRequest\x12%\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x14.ecoserve.v1.Cluster\"\x0f\n\rApplyResponse\"\x1d\n\rRemoveRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x10\n\x0eRemoveResponse\"\x1a\n\nGetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\r\n\x0bListRequest\"\x1d\n\x0cListResponse\x12\r\n\x05names\x18\x01 \x03(\t\"\x83\x01\n\x0c\x43lusterState\x12%\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x14.ecoserve.v1.Cluster\x12-\n\tinstances\x18\x02 \x03(\x0b\x32\x1a.ecoserve.v1.InstanceState\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0c\n\x04late\x18\x04 \x01(\r\"\xf5\x01\n\rInstanceState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0emacro_instance\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12#\n\x06limits\x18\x07 \x01(\x0b\x32\x13.ecoserve.v1.Limits\x12%\n\x07latency\x18\x08 \x01(\x0b\x32\x14.ecoserve.v1.Latency\x12\x0b\n\x03use\x18\t \x01(\x01\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x0f\n\x07running\x18\x0b \x01(\r\"G\n\x0fInstanceRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x12\n\x10InstanceResponse2\x9f\x03\n\x05\x41\x64min\x12>\n\x05\x41pply\x12\x19.ecoserve.v1.ApplyRequest\x1a\x1a.ecoserve.v1.ApplyResponse\x12\x41\n\x06Remove\x12\x1a.ecoserve.v1.RemoveRequest\x1a\x1b.ecoserve.v1.RemoveResponse\x12\x39\n\x03Get\x12\x17.ecoserve.v1.GetRequest\x1a\x19.ecoserve.v1.ClusterState\x12;\n\x04List\x12\x18.ecoserve.v1.ListRequest\x1a\x19.ecoserve.v1.ListResponse\x12L\n\rDrainInstance\x12\x1c.ecoserve.v1.InstanceRequest\x1a\x1d.ecoserve.v1.InstanceResponse\x12M\n\x0eResumeInstance\x12\x1c.ecoserve.v1.InstanceRequest\x1a\x1d.ecoserve.v1.InstanceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x63oserve/proto/v1/admin.proto\x12\x0b\x65\x63oserve.v1\x1a\x1f\x65\x63oserve/proto/v1/session.proto\"\xd3\x03\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1d\n\x03slo\x18\x03 \x01(\x0b\x32\x10.ecoserve.v1.SLO\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x41\n\x0fpolicy_settings\x18\x05 \x03(\x0b\x32(.ecoserve.v1.Cluster.PolicySettingsEntry\x12\x0c\n\x04late\x18\x06 \x01(\t\x12\x13\n\x0bqueue_limit\x18\x07 \x01(\r\x12\x18\n\x0blate_wait_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x33\n\x0fmacro_instances\x18\t \x03(\x0b\x32\x1a.ecoserve.v1.MacroInstance\x12\x13\n\x06ramp_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x64\x65\x62ug\x18\x0b \x01(\x08\x12\x17\n\x0f\x64rain_timeout_s\x18\x0c \x01(\x01\x12$\n\x04mtls\x18\r \x01(\x0b\x32\x16.ecoserve.v1.MutualTls\x12\x12\n\ncold_joins\x18\x0e \x01(\x08\x1a\x35\n\x13PolicySettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_late_wait_sB\t\n\x07_ramp_s\"8\n\tMutualTls\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\n\n\x02\x63\x61\x18\x03 \x01(\t\"0\n\rMacroInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tinstances\x18\x02 \x03(\t\"5\n\x0c\x41pplyRequest\x12%\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x14.ecoserve.v1.Cluster\"\x0f\n\rApplyResponse\"\x1d\n\rRemoveRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x10\n\x0eRemoveResponse\"\x1a\n\nGetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\r\n\x0bListRequest\"\x1d\n\x0cListResponse\x12\r\n\x05names\x18\x01 \x03(\t\"\x83\x01\n\x0c\x43lusterState\x12%\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x14.ecoserve.v1.Cluster\x12-\n\tinstances\x18\x02 \x03(\x0b\x32\x1a.ecoserve.v1.InstanceState\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0c\n\x04late\x18\x04 \x01(\r\"\xf5\x01\n\rInstanceState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0emacro_instance\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12#\n\x06limits\x18\x07 \x01(\x0b\x32\x13.ecoserve.v1.Limits\x12%\n\x07latency\x18\x08 \x01(\x0b\x32\x14.ecoserve.v1.Latency\x12\x0b\n\x03use\x18\t \x01(\x01\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x0f\n\x07running\x18\x0b \x01(\r\"G\n\x0fInstanceRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x12\n\x10InstanceResponse2\x9f\x03\n\x05\x41\x64min\x12>\n\x05\x41pply\x12\x19.ecoserve.v1.ApplyRequest\x1a\x1a.ecoserve.v1.ApplyResponse\x12\x41\n\x06Remove\x12\x1a.ecoserve.v1.RemoveRequest\x1a\x1b.ecoserve.v1.RemoveResponse\x12\x39\n\x03Get\x12\x17.ecoserve.v1.GetRequest\x1a\x19.ecoserve.v1.ClusterState\x12;\n\x04List\x12\x18.ecoserve.v1.ListRequest\x1a\x19.ecoserve.v1.ListResponse\x12L\n\rDrainInstance\x12\x1c.ecoserve.v1.InstanceRequest\x1a\x1d.ecoserve.v1.InstanceResponse\x12M\n\x0eResumeInstance\x12\x1c.ecoserve.v1.InstanceRequest\x1a\x1d.ecoserve.v1.InstanceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,35 +35,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLUSTER_POLICYSETTINGSENTRY']._loaded_options = None
   _globals['_CLUSTER_POLICYSETTINGSENTRY']._serialized_options = b'8\001'
   _globals['_CLUSTER']._serialized_start=80
-  _globals['_CLUSTER']._serialized_end=510
-  _globals['_CLUSTER_POLICYSETTINGSENTRY']._serialized_start=457
-  _globals['_CLUSTER_POLICYSETTINGSENTRY']._serialized_end=510
-  _globals['_MUTUALTLS']._serialized_start=512
-  _globals['_MUTUALTLS']._serialized_end=568
-  _globals['_MACROINSTANCE']._serialized_start=570
-  _globals['_MACROINSTANCE']._serialized_end=618
-  _globals['_APPLYREQUEST']._serialized_start=620
-  _globals['_APPLYREQUEST']._serialized_end=673
-  _globals['_APPLYRESPONSE']._serialized_start=675
-  _globals['_APPLYRESPONSE']._serialized_end=690
-  _globals['_REMOVEREQUEST']._serialized_start=692
-  _globals['_REMOVEREQUEST']._serialized_end=721
-  _globals['_REMOVERESPONSE']._serialized_start=723
-  _globals['_REMOVERESPONSE']._serialized_end=739
-  _globals['_GETREQUEST']._serialized_start=741
-  _globals['_GETREQUEST']._serialized_end=767
-  _globals['_LISTREQUEST']._serialized_start=769
-  _globals['_LISTREQUEST']._serialized_end=782
-  _globals['_LISTRESPONSE']._serialized_start=784
-  _globals['_LISTRESPONSE']._serialized_end=813
-  _globals['_CLUSTERSTATE']._serialized_start=816
-  _globals['_CLUSTERSTATE']._serialized_end=947
-  _globals['_INSTANCESTATE']._serialized_start=950
-  _globals['_INSTANCESTATE']._serialized_end=1195
-  _globals['_INSTANCEREQUEST']._serialized_start=1197
-  _globals['_INSTANCEREQUEST']._serialized_end=1268
-  _globals['_INSTANCERESPONSE']._serialized_start=1270
-  _globals['_INSTANCERESPONSE']._serialized_end=1288
-  _globals['_ADMIN']._serialized_start=1291
-  _globals['_ADMIN']._serialized_end=1706
+  _globals['_CLUSTER']._serialized_end=547
+  _globals['_CLUSTER_POLICYSETTINGSENTRY']._serialized_start=467
+  _globals['_CLUSTER_POLICYSETTINGSENTRY']._serialized_end=520
+  _globals['_MUTUALTLS']._serialized_start=549
+  _globals['_MUTUALTLS']._serialized_end=605
+  _globals['_MACROINSTANCE']._serialized_start=607
+  _globals['_MACROINSTANCE']._serialized_end=655
+  _globals['_APPLYREQUEST']._serialized_start=657
+  _globals['_APPLYREQUEST']._serialized_end=710
+  _globals['_APPLYRESPONSE']._serialized_start=712
+  _globals['_APPLYRESPONSE']._serialized_end=727
+  _globals['_REMOVEREQUEST']._serialized_start=729
+  _globals['_REMOVEREQUEST']._serialized_end=758
+  _globals['_REMOVERESPONSE']._serialized_start=760
+  _globals['_REMOVERESPONSE']._serialized_end=776
+  _globals['_GETREQUEST']._serialized_start=778
+  _globals['_GETREQUEST']._serialized_end=804
+  _globals['_LISTREQUEST']._serialized_start=806
+  _globals['_LISTREQUEST']._serialized_end=819
+  _globals['_LISTRESPONSE']._serialized_start=821
+  _globals['_LISTRESPONSE']._serialized_end=850
+  _globals['_CLUSTERSTATE']._serialized_start=853
+  _globals['_CLUSTERSTATE']._serialized_end=984
+  _globals['_INSTANCESTATE']._serialized_start=987
+  _globals['_INSTANCESTATE']._serialized_end=1232
+  _globals['_INSTANCEREQUEST']._serialized_start=1234
+  _globals['_INSTANCEREQUEST']._serialized_end=1305
+  _globals['_INSTANCERESPONSE']._serialized_start=1307
+  _globals['_INSTANCERESPONSE']._serialized_end=1325
+  _globals['_ADMIN']._serialized_start=1328
+  _globals['_ADMIN']._serialized_end=1743
 # @@protoc_insertion_point(module_scope)
