@@ -202,16 +202,10 @@ class Controller:
             return None
         try:
             cluster = EcoServeCluster.model_validate(item)
-            revision = self._render.revision(cluster)
-            # Whether a Pod can be made of it is known before an index is spent on one.
-            self._render.worker(cluster, pod_name(key[1], 0))
         except ValidationError as error:
             await self._refuse(key, item, _explain(error))
             return None
-        except ValueError as error:
-            await self._refuse(key, item, str(error))
-            return None
-        return await _Pass(self, key, cluster, revision).run()
+        return await _Pass(self, key, cluster, self._render.revision(cluster)).run()
 
     async def _make_sure(self, key: Key) -> None:
         """Looks up all that there is of a cluster."""
@@ -273,16 +267,18 @@ class _Pass:
         failure: Exception | None = None
         done: Plan | None = None
         try:
-            objects = self._controller._render.objects(self._cluster)
             issued = await self._controller.issuer.issue(self._key, self._cluster)
             self._mtls = issued.mtls
             self._problems += issued.problems
+            objects = self._made()
             self._problems += await self._controller.objects.sync(
-                self._key, [*issued.secrets, *objects]
+                self._key, [*issued.secrets, *(objects or ())], whole=objects is not None
             )
-            done = await self._converge()
-        except ValueError as error:
-            self._problems.append(Problem("InvalidSpec", str(error)))
+            if objects is not None:
+                done = await self._converge()
+            else:
+                # What there is stays as it is, and goes on serving.
+                await self._declare()
         except ApiError as error:
             failure = error
         await self._tell(done)
@@ -291,6 +287,17 @@ class _Pass:
         if done is None or done.actions:
             return 0.0 if done is not None else None
         return None if done.wake_at is None else max(done.wake_at - time.time(), 0.05)
+
+    def _made(self) -> list[Json] | None:
+        """The objects that belong to the cluster; None if the spec cannot be carried out."""
+        render = self._controller._render
+        try:
+            # Whether a Pod can be made of it is known before an index is spent on one.
+            render.worker(self._cluster, pod_name(self._key[1], 0))
+            return render.objects(self._cluster)
+        except ValueError as error:
+            self._problems.append(Problem("InvalidSpec", str(error)))
+            return None
 
     async def _converge(self) -> Plan:
         """Plans and acts until nothing is left to do, or others should have their turn."""

@@ -47,8 +47,9 @@ class Objects:
         """The cluster is no more."""
         self._applied.pop(key, None)
 
-    async def sync(self, key: Key, wanted: list[Json]) -> list[Problem]:
-        """Applies what is not as it should be, and deletes what should not be any more."""
+    async def sync(self, key: Key, wanted: list[Json], *, whole: bool = True) -> list[Problem]:
+        """Applies what is not as it should be, and deletes what should not be any more; unless
+        ``wanted`` is the ``whole``, nothing is deleted."""
         kinds = {(kind.api_version, kind.name): kind for kind in self.kinds}
         applied = self._applied.setdefault(key, {})
         problems = []
@@ -75,7 +76,7 @@ class Objects:
             self._store.put(kind, answer)
             applied[kind, name] = (digest, _state(answer))
         owner = self._owner(key)
-        for kind in self.kinds:
+        for kind in self.kinds if whole else ():
             for item in self._store.of(kind, key):
                 name = item["metadata"]["name"]
                 # Pods cannot start without their Secrets, which go with the cluster.

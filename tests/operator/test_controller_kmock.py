@@ -85,6 +85,14 @@ async def test_an_overlay_that_makes_no_pod_is_told_once(esc: Operator) -> None:
     assert (await esc.cluster())["status"]["nextIndex"] == 1, "an index was spent"
     await esc.tells("InvalidSpec")
     await esc.at_rest()
+    # What serves is made known to a new scheduler by a new controller all the same.
+    await esc.stop()
+    await esc.scheduler.stop()
+    await esc.scheduler.start()
+    await esc.start()
+    await until(lambda: esc.scheduler.clusters, "the cluster is not declared")
+    assert list(esc.scheduler.sizes(f"{NAMESPACE}/demo").values()) == [["demo-0"]]
+    assert (await esc.cluster())["status"]["nextIndex"] == 1, "an index was spent"
     await esc.change(podTemplate=None)
     await esc.settle(2)
 
@@ -202,8 +210,8 @@ async def test_a_status_speaks_of_what_was_done(
     asked: list[int] = []
     applied = Objects.sync
 
-    async def sync(self: Objects, key: Key, wanted: list[Json]) -> list[Problem]:
-        problems = await applied(self, key, wanted)
+    async def sync(self: Objects, key: Key, wanted: list[Json], *, whole: bool) -> list[Problem]:
+        problems = await applied(self, key, wanted, whole=whole)
         if not asked:
             server.change(CLUSTERS, NAMESPACE, "demo", {"spec": {"gateway": {"replicas": 3}}})
             changed = server.objects[server.key(CLUSTERS), NAMESPACE, "demo"].raw
