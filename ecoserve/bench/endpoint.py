@@ -9,18 +9,19 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import numpy as np
 
 from ecoserve.bench.judge import failure, percentile
 from ecoserve.bench.load import Call, Client, Outcome
 from ecoserve.bench.prompts import Api, Writer, words
 from ecoserve.bench.workload import LONGEST, Workload
+from ecoserve.numbers import DAY_S, SECONDS, Allowed
 from ecoserve.policy.state import SLO
 
 # Words of the two prompts whose tokens are compared.
 _SHORT, _LONG = 16, 144
 # Salt of what is played before the first step.
 _UNLOADED_SALT = 1
+_MULTIPLE = Allowed(0, 10_000, above=True)
 
 
 class EndpointError(Exception):
@@ -142,10 +143,10 @@ class Promise:
             value = float(text.removesuffix("x"))
         except ValueError:
             value = -1.0
-        if not 0 < value < np.inf:
+        if value not in (_MULTIPLE if multiple else SECONDS):
             raise ValueError(
-                f"{name} must be seconds (0.5) or a multiple of the unloaded figure (5x),"
-                f" not {text!r}"
+                f"{name} must be seconds (0.5, {DAY_S:.0f} at most) or a multiple of the unloaded"
+                f" figure (5x, {_MULTIPLE.most}x at most), not {text!r}"
             )
         return Promise(value, multiple)
 

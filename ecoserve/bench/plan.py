@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,9 +11,19 @@ from typing import Literal
 
 from ecoserve.bench.endpoint import Promise
 from ecoserve.bench.prompts import Api
+from ecoserve.numbers import CV, SECONDS, SEED, WAIT, Allowed
 
 Kind = Literal["concurrency", "rate"]
 MOST_CONCURRENT = 1024
+
+RATE = Allowed(0, 100_000, above=True, of="requests a second")
+CONCURRENCY = Allowed(1, 10_000, whole=True)
+_FEW = Allowed(1, 1000, whole=True)
+_ALLOWED = {
+    **{"cv": CV, "think": WAIT, "seconds": SECONDS, "warmup": WAIT, "timeout": SECONDS},
+    **dict.fromkeys(("turns", "repeats", "unloaded_calls", "most_rates"), _FEW),
+    **{"seed": SEED, "salt": SEED},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +73,20 @@ class Plan:
             self.url.startswith(("http://", "https://")),
             f"--url must begin with http:// or https://, not {self.url!r}",
         )
-        must(
-            all(0 < rate < math.inf for rate in self.rates),
-            "--rate must be positive numbers of requests a second",
-        )
-        must(all(c >= 1 for c in self.concurrency), "--concurrency must be whole numbers from 1")
+        for rate in self.rates:
+            RATE.check("--rate", rate)
+        for users in self.concurrency:
+            CONCURRENCY.check("--concurrency", users)
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if value is not None:
+                allowed.check(f"--{name.replace('_', '-')}", value)
         must(0 < self.attainment < 1, f"--attainment must be within 0 and 1, not {self.attainment}")
-        must(0 < self.seconds < math.inf, f"--seconds must be positive, not {self.seconds}")
         must(
-            0 <= self.warmup < self.seconds,
-            f"--warmup must be from 0 to less than --seconds ({self.seconds:g}), not {self.warmup}",
+            self.warmup < self.seconds,
+            f"--warmup must be less than --seconds ({self.seconds:g}), not {self.warmup:g}",
         )
         must(0 < self.precision < 1, f"--precision must be within 0 and 1, not {self.precision}")
-        must(
-            self.cv is None or 0 < self.cv < math.inf,
-            f"--cv must be a positive number, not {self.cv}",
-        )
-        must(0 <= self.think < math.inf, f"--think must be 0 s or more, not {self.think}")
-        must(
-            self.timeout is None or self.timeout > 0,
-            f"--timeout must be positive, not {self.timeout}",
-        )
-        for name in ("turns", "repeats", "most_rates", "unloaded_calls"):
-            value = getattr(self, name)
-            must(value >= 1, f"--{name.replace('_', '-')} must be at least 1, not {value}")
-        must(self.seed >= 0, f"--seed must be a whole number from 0, not {self.seed}")
 
     def users(self) -> Iterator[int]:
         """The steps of concurrency, each to be played while the one before was good enough."""

@@ -14,8 +14,10 @@ import signal
 import sys
 from pathlib import Path
 
+from ecoserve import numbers
 from ecoserve.gateway.binary import EnvoyMissing, arguments, drain
 from ecoserve.gateway.keys import keys_file_text
+from ecoserve.gateway.parts import split
 
 log = logging.getLogger("ecoserve.gateway")
 
@@ -118,13 +120,18 @@ def main() -> int:
     add = parser.add_argument
     add("--config", type=Path, required=True, metavar="FILE", help="Envoy's bootstrap")
     add("--admin", default="127.0.0.1:9901", metavar="HOST:PORT", help="as in the bootstrap")
-    add("--drain-timeout", type=float, default=600.0, help="on SIGTERM (seconds)")
-    add("--threads", type=int, default=min(4, os.cpu_count() or 2), help="of Envoy")
+    seconds, threads = numbers.WAIT.argument, numbers.Allowed(1, 1024, whole=True).argument
+    add("--drain-timeout", type=seconds, default=600.0, help="on SIGTERM (seconds)")
+    add("--threads", type=threads, default=min(4, os.cpu_count() or 2), help="of Envoy")
     add("--keys-from", type=Path, metavar="FOLDER", help="files with API keys, one a line")
     add("--keys-to", type=Path, metavar="FILE", help="the keys file that the bootstrap names")
     options = parser.parse_args()
     if (options.keys_from is None) != (options.keys_to is None):
         parser.error("--keys-from and --keys-to belong together")
+    try:
+        split("--admin", options.admin)
+    except ValueError as error:
+        parser.error(str(error))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )

@@ -6,12 +6,21 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Literal
 
+from ecoserve import numbers
 from ecoserve.gateway.parts import split
 
 MIB = 2**20
 
 # The path of a Unix socket has at most 107 bytes.
 _LONGEST_SOCKET_FOLDER = 90
+_SECONDS = {
+    "idle_timeout_s": numbers.SECONDS,
+    "picker_timeout_s": numbers.Allowed(0, 1, above=True, of="seconds"),
+    "picker_max_wait_s": numbers.Allowed(0, 3600, above=True, of="seconds"),
+    "connect_timeout_s": numbers.SECONDS,
+    "health_interval_s": numbers.SECONDS,
+    "drain_s": numbers.WAIT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +101,8 @@ class GatewayConfig:
             raise ValueError(f"body_limit must be 1 KiB to 2 GiB, not {self.body_limit} bytes")
         if self.body_mode not in ("buffered", "full_duplex"):
             raise ValueError(f"body_mode must be buffered or full_duplex, not {self.body_mode!r}")
-        if not 0 < self.picker_timeout_s <= 1:
-            raise ValueError(
-                f"picker_timeout_s must be within 0 to 1 s, not {self.picker_timeout_s}"
-            )
-        for name in (
-            "idle_timeout_s",
-            "picker_max_wait_s",
-            "connect_timeout_s",
-            "health_interval_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0 s, not {getattr(self, name)}")
-        if not self.drain_s >= 0:
-            raise ValueError(f"drain_s must not be negative, not {self.drain_s}")
-        if self.picker_max_wait_s > 3600:
-            raise ValueError(f"picker_max_wait_s must be at most an hour: {self.picker_max_wait_s}")
+        for name, allowed in _SECONDS.items():
+            allowed.check(name, getattr(self, name))
         if not self.health_path.startswith("/"):
             raise ValueError(f"health_path must begin with /, not {self.health_path!r}")
         if self.relay is not None and not (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from ecoserve import engine_args, policy
+from ecoserve import engine_args, numbers, policy
 from ecoserve.engine_args import Reserved
 from ecoserve.gateway import EnvoyMissing, GatewayConfig, envoy_binary
 from ecoserve.local import machine
@@ -30,6 +30,8 @@ RESERVED = (
     Reserved(engine_args.SCHEDULER, "the engine's scheduler is EcoServe's own; use --policy"),
     *engine_args.EVERYWHERE,
 )
+
+_WORKERS = numbers.Allowed(1, 10_000, whole=True)
 
 # Reports, Get and metrics carry it; there is one cluster on one machine.
 CLUSTER = "local"
@@ -96,8 +98,12 @@ class Options:
 
 def check(options: Options) -> None:
     """Raises ``SetupError`` for what is known to go wrong."""
-    if options.workers < 1:
-        raise SetupError(f"--workers must be at least 1, not {options.workers}")
+    try:
+        for name, value, allowed in _numbers(options):
+            if value is not None:
+                allowed.check(name, value)
+    except ValueError as error:
+        raise SetupError(str(error)) from error
     if options.most < options.workers:
         raise SetupError(f"--max must be at least --workers {options.workers}, not {options.most}")
     try:
@@ -112,15 +118,6 @@ def check(options: Options) -> None:
         engine_args.check(options.engine_args, RESERVED)
     except ValueError as error:
         raise SetupError(f"--engine-args{error}") from error
-    for name, value in (("--ttft-slo", options.ttft), ("--tpot-slo", options.tpot)):
-        if value is not None and not 0 < value < float("inf"):
-            raise SetupError(f"{name} must be a positive number of seconds, not {value:g}")
-    if options.queue_limit < 1:
-        raise SetupError(f"--queue-limit must be at least 1, not {options.queue_limit}")
-    if not 0 < options.drain_timeout < float("inf"):
-        raise SetupError(
-            f"--drain-timeout must be a positive number of seconds, not {options.drain_timeout:g}"
-        )
     url = options.prometheus
     if url is not None and not url.startswith(("http://", "https://")):
         raise SetupError(f"--prometheus must begin with http:// or https://, not {url!r}")
@@ -148,6 +145,18 @@ def check(options: Options) -> None:
         raise SetupError(
             f"--host {options.host} --port {options.port} cannot be listened on: {why.strerror}"
         )
+
+
+def _numbers(options: Options) -> Iterator[tuple[str, float | None, numbers.Allowed]]:
+    yield "--workers", options.workers, _WORKERS
+    yield "--max", options.max_workers, _WORKERS
+    for size in options.macro or ():
+        yield "--macro", size, _WORKERS
+    yield "--port", options.port, numbers.PORT
+    yield "--ttft-slo", options.ttft, numbers.SECONDS
+    yield "--tpot-slo", options.tpot, numbers.SECONDS
+    yield "--queue-limit", options.queue_limit, numbers.COUNT
+    yield "--drain-timeout", options.drain_timeout, numbers.SECONDS
 
 
 def gateway_config(

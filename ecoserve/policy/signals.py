@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
+from ecoserve.numbers import WAIT, Allowed
+
 Strategy = Literal["threshold", "predictive"]
 
 
@@ -124,6 +126,15 @@ class Contract:
     max_step: int = 1
 
 
+def _allowed(name: str) -> Allowed:
+    """What a bound, a time or a number of instances may be, as in the operator's API."""
+    if name == "max_step":
+        return Allowed(1, 1024, whole=True)
+    if name.endswith("_for") or name in ("cooldown", "starting"):
+        return WAIT
+    return Allowed(0, 10_000)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All that is configured. Raises ``ValueError`` that names the field.
@@ -140,9 +151,7 @@ class Settings:
         for part, group in (("expand", self.expand), ("contract", self.contract)):
             for item in fields(group):
                 value = getattr(group, item.name)
-                least = 1 if item.name == "max_step" else 0
-                if not least <= value < math.inf:
-                    raise ValueError(f"{part}.{item.name} must be at least {least}, not {value}")
+                _allowed(item.name).check(f"{part}.{item.name}", value)
         if self.contract.use >= self.expand.use:
             raise ValueError(
                 f"contract.use must be less than expand.use {self.expand.use}, "

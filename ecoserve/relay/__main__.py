@@ -11,6 +11,7 @@ import httpx
 import uvicorn
 import uvloop
 
+from ecoserve import numbers
 from ecoserve.gateway.relay import GATEWAY_SOCKET, RELAY_SOCKET
 from ecoserve.relay.app import Relay
 
@@ -46,7 +47,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="ecoserve.relay", description=__doc__)
     add = parser.add_argument
     add("--sockets", type=Path, required=True, metavar="FOLDER", help="as the gateway has it")
-    add("--drain-timeout", type=float, default=600.0, help="on SIGTERM (seconds)")
+    seconds = numbers.WAIT.argument
+    add("--drain-timeout", type=seconds, default=600.0, help="on SIGTERM (seconds)")
     options = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -55,7 +57,11 @@ def main() -> int:
     if not options.sockets.is_dir():
         print(f"ecoserve.relay: --sockets: {options.sockets} is no folder", file=sys.stderr)
         return 1
-    uvloop.run(serve(options.sockets, options.drain_timeout))
+    try:
+        uvloop.run(serve(options.sockets, options.drain_timeout))
+    except OSError as error:
+        print(f"ecoserve.relay: cannot serve in {options.sockets}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

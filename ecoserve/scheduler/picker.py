@@ -11,7 +11,6 @@ the filter's ``max_message_timeout``), or ``MAX_WAIT_S``.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import time
 from functools import partial
@@ -22,6 +21,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2
 
 from ecoserve import headers
+from ecoserve.numbers import SECONDS, Allowed
 from ecoserve.policy.state import SLO
 from ecoserve.scheduler import extproc, peers, work
 from ecoserve.scheduler.cluster import Cluster
@@ -32,7 +32,8 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 CLUSTER_METADATA = "x-ecoserve-cluster"
 MAX_WAIT_METADATA = "x-ecoserve-max-wait"
 MAX_WAIT_S = 60.0
-MOST_WAIT_S = 3600.0
+MAX_WAITS = Allowed(0, 3600, above=True, of="seconds")
+PRIORITIES = Allowed(-(2**63), 2**63 - 1, whole=True)
 # So long after a start a cluster may yet be declared: a controller that takes over from one that
 # was killed waits for its lease to run out.
 DECLARED_WITHIN_S = 30.0
@@ -69,7 +70,7 @@ class _Stream:
         self.buffered = True
         metadata = dict(context.invocation_metadata() or ())
         self.cluster_name = metadata.get(CLUSTER_METADATA)
-        wait = _seconds(metadata.get(MAX_WAIT_METADATA), MAX_WAIT_METADATA, MOST_WAIT_S)
+        wait = _read(metadata.get(MAX_WAIT_METADATA), MAX_WAIT_METADATA, MAX_WAITS)
         self.max_wait = wait or MAX_WAIT_S
 
     async def read(self) -> Any | None:
@@ -250,9 +251,9 @@ class _Call:
         self._cluster = cluster
         told = self._headers.get
         try:
-            ttft = _seconds(told(headers.TTFT_SLO), headers.TTFT_SLO)
-            tpot = _seconds(told(headers.TPOT_SLO), headers.TPOT_SLO)
-            priority = _whole(told(headers.PRIORITY), headers.PRIORITY)
+            ttft = _read(told(headers.TTFT_SLO), headers.TTFT_SLO, SECONDS)
+            tpot = _read(told(headers.TPOT_SLO), headers.TPOT_SLO, SECONDS)
+            priority = _read(told(headers.PRIORITY), headers.PRIORITY, PRIORITIES)
         except BadHeader as error:
             return Turned(400, "invalid_header", str(error))
         if spec.slo is None:
@@ -329,26 +330,13 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _seconds(text: str | None, name: str, most: float = math.inf) -> float | None:
+def _read(text: str | None, name: str, allowed: Allowed) -> Any:
     if text is None:
         return None
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and 0 < value <= most):
-        bound = "" if most == math.inf else f", at most {most:g}"
-        raise BadHeader(f"{name} must be a positive number of seconds{bound}, not {text[:64]!r}")
-    return value
-
-
-def _whole(text: str | None, name: str) -> int | None:
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise BadHeader(f"{name} must be a whole number, not {text[:64]!r}") from None
+        return allowed.read(text)
+    except ValueError as error:
+        raise BadHeader(f"{name} {error}") from None
 
 
 def _too_large() -> Turned:

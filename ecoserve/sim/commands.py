@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ecoserve import numbers
 from ecoserve.sim.console import (
     draw_bars,
     draw_curves,
@@ -47,8 +48,6 @@ from ecoserve.sim.options import (
     Seeds,
     Systems,
     Warmup,
-    not_negative,
-    positive,
     to_draw,
     to_write,
     with_scenario,
@@ -349,7 +348,10 @@ def trace(
         ),
     ] = None,
     shown: Annotated[
-        float, typer.Option("--shown", help="Seconds that --phases draws.", callback=positive)
+        float,
+        typer.Option(
+            "--shown", help="Seconds that --phases draws.", callback=numbers.SECONDS.option
+        ),
     ] = 20.0,
     rate: Rate = None,
     system: One = "default",
@@ -357,7 +359,7 @@ def trace(
     warmup: Annotated[
         float,
         typer.Option(
-            "--warmup", help="Seconds before the requests counted.", callback=not_negative
+            "--warmup", help="Seconds before the requests counted.", callback=numbers.WAIT.option
         ),
     ] = 30.0,
     seed: Seed = 11,

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,14 +26,28 @@ from pydantic import (
     model_validator,
 )
 
+from ecoserve import numbers
 from ecoserve.policy.state import SLO
-from ecoserve.sim import variants, workload
+from ecoserve.sim import limits, variants, workload
 from ecoserve.sim.cost import CostModel
 from ecoserve.sim.hardware import gpu as gpu_named
 from ecoserve.sim.models import BYTES, Model
 from ecoserve.sim.models import model as model_named
 from ecoserve.sim.records import Cluster, Options, Wire
 from ecoserve.sim.systems import Routing, System
+
+_Seconds = Annotated[float, AfterValidator(numbers.SECONDS.valid)]
+_Wait = Annotated[float, AfterValidator(numbers.WAIT.valid)]
+_Mixing = Annotated[float, AfterValidator(limits.MIXING.valid)]
+_Error = Annotated[float, AfterValidator(limits.ERROR.valid)]
+_Price = Annotated[float, AfterValidator(limits.PRICE.valid)]
+_Bus = Annotated[float, AfterValidator(limits.BUS.valid)]
+_Share = Annotated[float, AfterValidator(numbers.SHARE.valid)]
+_Cv = Annotated[float, AfterValidator(numbers.CV.valid)]
+_Percentile = Annotated[float, AfterValidator(limits.PERCENTILE.valid)]
+_Gpus = Annotated[int, AfterValidator(limits.GPUS.valid)]
+_Parallel = Annotated[int, AfterValidator(limits.PARALLEL.valid)]
+_Seed = Annotated[int, AfterValidator(numbers.SEED.valid)]
 
 
 class _Strict(BaseModel):
@@ -42,8 +57,8 @@ class _Strict(BaseModel):
 class Promise(_Strict):
     """SLOs in seconds."""
 
-    ttft: float = Field(gt=0, allow_inf_nan=False)
-    tpot: float = Field(gt=0, allow_inf_nan=False)
+    ttft: _Seconds
+    tpot: _Seconds
 
 
 class SystemSpec(_Strict):
@@ -79,8 +94,8 @@ class SystemSpec(_Strict):
 class Layout(_Strict):
     """Tensor and pipeline parallelism of an instance."""
 
-    tp: int = Field(ge=1)
-    pp: int = Field(default=1, ge=1)
+    tp: _Parallel
+    pp: _Parallel = 1
 
     @property
     def gpus(self) -> int:
@@ -99,15 +114,17 @@ class _Study(_Strict):
     """
 
     slo: Promise | None = None
-    requests: int = Field(default=10_000, ge=1)
-    min_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    warmup: float = Field(default=150.0, ge=0, allow_inf_nan=False)
+    requests: Annotated[int, AfterValidator(limits.REQUESTS.valid)] = 10_000
+    min_seconds: _Seconds = 300.0
+    warmup: _Wait = 150.0
     resolution: float = Field(default=0.01, gt=0, lt=1)
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(11, 12, 13), min_length=1)
-    tune_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(1, 2), min_length=1)
+    seeds: tuple[_Seed, ...] = Field(default=(11, 12, 13), min_length=1)
+    tune_seeds: tuple[_Seed, ...] = Field(default=(1, 2), min_length=1)
     published: bool = False
-    price: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    chunks: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=variants.CHUNKS, min_length=1)
+    price: _Price | None = None
+    chunks: tuple[Annotated[int, AfterValidator(numbers.COUNT.valid)], ...] = Field(
+        default=variants.CHUNKS, min_length=1
+    )
     routings: tuple[Routing, ...] = Field(default=variants.ROUTINGS, min_length=1)
 
     @model_validator(mode="after")
@@ -127,18 +144,18 @@ class Cell(_Study):
 
     model: str
     gpu: str
-    gpus: int = Field(ge=1)
+    gpus: _Gpus
     layout: Layout | None
     data: str
-    percentile: float = Field(gt=0, le=100)
+    percentile: _Percentile
     system: SystemSpec
-    mixing: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    overlap: float = Field(default=0.0, ge=0, le=1)
-    bus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    cv: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    report_delay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    output_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    mixing: _Mixing = 0.0
+    overlap: _Share = 0.0
+    bus: _Bus | None = None
+    cv: _Cv | None = None
+    noise: _Error = 0.0
+    report_delay: _Wait = 0.0
+    output_error: _Error | None = None
     prefix_sharing: bool = False
 
     @property
@@ -271,9 +288,6 @@ def _listed(value: Any) -> Any:
 
 _Many = BeforeValidator(_listed)
 _Name = Annotated[tuple[str, ...], _Many, Field(min_length=1)]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Share = Annotated[float, Field(ge=0, le=1)]
-_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Experiment(_Study):
@@ -286,23 +300,21 @@ class Experiment(_Study):
     name: str = "experiment"
     model: _Name
     gpu: _Name
-    gpus: Annotated[tuple[Annotated[int, Field(ge=1)], ...], _Many] = ()
-    instances: Annotated[tuple[Annotated[int, Field(ge=1)], ...], _Many] = ()
+    gpus: Annotated[tuple[_Gpus, ...], _Many] = ()
+    instances: Annotated[tuple[_Gpus, ...], _Many] = ()
     layout: Annotated[tuple[Layout | Literal["usual", "best"], ...], _Many, Field(min_length=1)] = (
         "usual",
     )
     data: _Name = ("sharegpt",)
-    percentile: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=100)], ...], _Many, Field(min_length=1)
-    ] = (90.0,)
+    percentile: Annotated[tuple[_Percentile, ...], _Many, Field(min_length=1)] = (90.0,)
     systems: Annotated[tuple[SystemSpec, ...], _Many, Field(min_length=1)]
-    mixing: Annotated[tuple[_NotNegative, ...], _Many, Field(min_length=1)] = (0.0,)
+    mixing: Annotated[tuple[_Mixing, ...], _Many, Field(min_length=1)] = (0.0,)
     overlap: Annotated[tuple[_Share, ...], _Many, Field(min_length=1)] = (0.0,)
-    bus: Annotated[tuple[_Positive | None, ...], _Many, Field(min_length=1)] = (None,)
-    cv: Annotated[tuple[_Positive | None, ...], _Many, Field(min_length=1)] = (None,)
-    noise: Annotated[tuple[_NotNegative, ...], _Many, Field(min_length=1)] = (0.0,)
-    report_delay: Annotated[tuple[_NotNegative, ...], _Many, Field(min_length=1)] = (0.0,)
-    output_error: Annotated[tuple[_NotNegative | None, ...], _Many, Field(min_length=1)] = (None,)
+    bus: Annotated[tuple[_Bus | None, ...], _Many, Field(min_length=1)] = (None,)
+    cv: Annotated[tuple[_Cv | None, ...], _Many, Field(min_length=1)] = (None,)
+    noise: Annotated[tuple[_Error, ...], _Many, Field(min_length=1)] = (0.0,)
+    report_delay: Annotated[tuple[_Wait, ...], _Many, Field(min_length=1)] = (0.0,)
+    output_error: Annotated[tuple[_Error | None, ...], _Many, Field(min_length=1)] = (None,)
     prefix_sharing: bool = False
 
     @field_validator("model")

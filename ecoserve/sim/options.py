@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,30 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ecoserve import numbers
+from ecoserve.sim import limits
 from ecoserve.sim.hardware import GPUS
 from ecoserve.sim.models import MODELS
 
 if TYPE_CHECKING:
     from ecoserve.policy.state import SLO
     from ecoserve.sim.experiment import Experiment
-
-
-def _must(what: str, good: Callable[[float], bool]) -> Callable[[Any], Any]:
-    """The callback of an option whose value, or each of its values, must be ``good``."""
-
-    def check(value: Any) -> Any:
-        for one in value if isinstance(value, list) else [value]:
-            if one is not None and not good(one):
-                raise typer.BadParameter(f"must be {what}, not {one:g}")
-        return value
-
-    return check
-
-
-positive = _must("a positive number", lambda value: 0 < value < math.inf)
-not_negative = _must("a number from 0", lambda value: 0 <= value < math.inf)
-_share = _must("a number from 0 to 1", lambda value: 0 <= value <= 1)
-_percent = _must("above 0, 100 at most", lambda value: 0 < value <= 100)
 
 
 def to_write(path: Path | None) -> Path | None:
@@ -82,14 +65,24 @@ GpuName = Annotated[str, typer.Option("--gpu", metavar="NAME", help=f"One of {',
 Rate = Annotated[
     float | None,
     typer.Option(
-        "--rate", "-r", help="Requests a second; else 0.8 of the fluid bound.", callback=positive
+        "--rate",
+        "-r",
+        help="Requests a second; else 0.8 of the fluid bound.",
+        callback=limits.RATE.option,
     ),
 ]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")]
+Gpus = Annotated[int, typer.Option("--gpus", help="GPUs in all.", callback=limits.GPUS.option)]
 Tp = Annotated[
-    int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else the usual one.")
+    int | None,
+    typer.Option(
+        "--tp",
+        help="Tensor parallelism; else the usual one.",
+        callback=limits.PARALLEL.option,
+    ),
 ]
-Pp = Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")]
+Pp = Annotated[
+    int, typer.Option("--pp", help="Pipeline parallelism.", callback=limits.PARALLEL.option)
+]
 Data = Annotated[
     str,
     typer.Option(
@@ -101,53 +94,78 @@ Data = Annotated[
 Ttft = Annotated[
     float | None,
     typer.Option(
-        "--ttft-slo", help="Seconds to the first token; else the data's.", callback=positive
+        "--ttft-slo",
+        help="Seconds to the first token; else the data's.",
+        callback=numbers.SECONDS.option,
     ),
 ]
 Tpot = Annotated[
     float | None,
-    typer.Option("--tpot-slo", help="Seconds for each further token; else 0.1.", callback=positive),
+    typer.Option(
+        "--tpot-slo",
+        help="Seconds for each further token; else 0.1.",
+        callback=numbers.SECONDS.option,
+    ),
 ]
 Cv = Annotated[
     float | None,
     typer.Option(
-        "--cv", help="Burstiness: variation of the gaps (Gamma); 1 is Poisson.", callback=positive
+        "--cv",
+        help="Burstiness: variation of the gaps (Gamma); 1 is Poisson.",
+        callback=numbers.CV.option,
     ),
 ]
 Mixing = Annotated[
     float,
     typer.Option(
-        "--mixing", help="How much longer a mixed step takes, such as 0.2.", callback=not_negative
+        "--mixing",
+        help="How much longer a mixed step takes, such as 0.2.",
+        callback=limits.MIXING.option,
     ),
 ]
 Overlap = Annotated[
-    float, typer.Option("--overlap", help="Share of all-reduce that is hidden.", callback=_share)
+    float,
+    typer.Option(
+        "--overlap", help="Share of all-reduce that is hidden.", callback=numbers.SHARE.option
+    ),
 ]
 Bus = Annotated[
     float | None,
     typer.Option(
-        "--bus", help="All-reduce bus bandwidth, GB/s; else the GPU's.", callback=positive
+        "--bus",
+        help="All-reduce bus bandwidth, GB/s; else the GPU's.",
+        callback=limits.BUS.option,
     ),
 ]
 Percentile = Annotated[
     float,
     typer.Option(
-        "--percentile", "-p", help="Per cent of requests that keep both SLOs.", callback=_percent
+        "--percentile",
+        "-p",
+        help="Per cent of requests that keep both SLOs.",
+        callback=limits.PERCENTILE.option,
     ),
 ]
 Requests = Annotated[
     int,
     typer.Option(
-        "--requests", "-n", min=1, help="Requests that a run measures, for two minutes at least."
+        "--requests",
+        "-n",
+        help="Requests that a run measures, for two minutes at least.",
+        callback=limits.REQUESTS.option,
     ),
 ]
 Warmup = Annotated[
-    float, typer.Option("--warmup", help="Seconds that are not measured.", callback=not_negative)
+    float,
+    typer.Option("--warmup", help="Seconds that are not measured.", callback=numbers.WAIT.option),
 ]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds are averaged.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+Seeds = Annotated[
+    int, typer.Option("--seeds", help="How many seeds are averaged.", callback=limits.SEEDS.option)
+]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed.", callback=numbers.SEED.option)]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Processes; else one a core.")
+    int | None,
+    typer.Option("--jobs", "-j", help="Processes; else one a core.", callback=limits.JOBS.option),
 ]
 ResultsFile = Annotated[
     Path | None,
@@ -161,7 +179,11 @@ ResultsFile = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what the results file has.")]
 Minutes = Annotated[
     float | None,
-    typer.Option("--minutes", help="Begin no cell after so many minutes.", callback=not_negative),
+    typer.Option(
+        "--minutes",
+        help="Begin no cell after so many minutes.",
+        callback=limits.BUDGET.option,
+    ),
 ]
 JsonFile = Annotated[
     Path | None,
@@ -192,7 +214,11 @@ Published = Annotated[
 ]
 Price = Annotated[
     float | None,
-    typer.Option("--price", help="Dollars an hour for a GPU; else indicative.", callback=positive),
+    typer.Option(
+        "--price",
+        help="Dollars an hour for a GPU; else indicative.",
+        callback=limits.PRICE.option,
+    ),
 ]
 
 

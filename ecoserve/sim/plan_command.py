@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ecoserve.sim import limits
 from ecoserve.sim.console import err, out, show, told
 from ecoserve.sim.options import (
     JsonFile,
@@ -19,7 +20,6 @@ from ecoserve.sim.options import (
     Seeds,
     Systems,
     Warmup,
-    positive,
     with_scenario,
 )
 
@@ -40,15 +40,24 @@ def plan(
             "--rate",
             "-r",
             help="Requests a second to serve; finds the GPUs.",
-            callback=positive,
+            callback=limits.RATE.option,
         ),
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", min=1, help="GPUs to use; finds the rate. With --rate, the most."),
+        typer.Option(
+            "--gpus",
+            help="GPUs to use; finds the rate. With --rate, the most.",
+            callback=limits.GPUS.option,
+        ),
     ] = None,
     tp: Annotated[
-        int | None, typer.Option("--tp", min=1, help="Tensor parallelism; else searched.")
+        int | None,
+        typer.Option(
+            "--tp",
+            help="Tensor parallelism; else searched.",
+            callback=limits.PARALLEL.option,
+        ),
     ] = None,
     system: Systems = ["default"],  # noqa: B006
     percentile: Percentile = 90,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
+from ecoserve import numbers
+from ecoserve.sim import limits
 from ecoserve.sim.console import drawing, err, out, told
 from ecoserve.sim.options import (
     Cv,
@@ -22,7 +24,6 @@ from ecoserve.sim.options import (
     Seed,
     Tpot,
     Ttft,
-    positive,
     promise,
     to_draw,
 )
@@ -53,22 +54,42 @@ def scale(
             "-r",
             metavar="RATE",
             help="Requests a second of a step; repeat.",
-            callback=positive,
+            callback=limits.RATE.option,
         ),
     ] = [20, 25, 30, 35, 40, 45, 50],  # noqa: B006
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Length of a step.", callback=positive)
+        float,
+        typer.Option(
+            "--minutes",
+            help="Length of a step.",
+            callback=limits.MINUTES.option,
+        ),
     ] = 2.0,
-    start: Annotated[int, typer.Option("--from", min=1, help="Instances at first.")] = 8,
-    most: Annotated[int, typer.Option("--to", min=1, help="The most instances.")] = 16,
-    lower: Annotated[int, typer.Option("--lower", min=1, help="N_l.")] = 6,
-    upper: Annotated[int, typer.Option("--upper", min=1, help="N_u.")] = 11,
+    start: Annotated[
+        int, typer.Option("--from", help="Instances at first.", callback=limits.INSTANCES.option)
+    ] = 8,
+    most: Annotated[
+        int, typer.Option("--to", help="The most instances.", callback=limits.INSTANCES.option)
+    ] = 16,
+    lower: Annotated[
+        int, typer.Option("--lower", help="N_l.", callback=limits.INSTANCES.option)
+    ] = 6,
+    upper: Annotated[
+        int, typer.Option("--upper", help="N_u.", callback=limits.INSTANCES.option)
+    ] = 11,
     startup: Annotated[
-        float, typer.Option("--startup", min=0, help="Seconds until an instance takes requests.")
+        float,
+        typer.Option(
+            "--startup",
+            help="Seconds until an instance takes requests.",
+            callback=numbers.WAIT.option,
+        ),
     ] = 30.0,
     model: ModelName = "CodeLlama-34B",
     gpu: GpuName = "L20",
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallelism.")] = 4,
+    tp: Annotated[
+        int, typer.Option("--tp", help="Tensor parallelism.", callback=limits.PARALLEL.option)
+    ] = 4,
     data: Data = "sharegpt",
     ttft_slo: Ttft = None,
     tpot_slo: Tpot = None,

@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from ecoserve.gateway.parts import split
+from ecoserve.numbers import PORT
 from ecoserve.tasks import TaskFailed
 from ecoserve_operator.app import LeaseLost, Options, run
 from ecoserve_operator.builders import Builders, Installation
@@ -29,7 +31,7 @@ def parse(arguments: list[str]) -> tuple[Options, Installation]:
     add("--scheduler-tls", required=True, metavar="HOST:PORT", help="its gRPC with TLS, from Pods")
     add("--scheduler-files", type=Path, metavar="FOLDER", help="for its certificate")
     add("--scheduler-ip", help="of its Pod, for InferencePools")
-    add("--health-port", type=int, default=8081, help="of /healthz and /readyz")
+    add("--health-port", type=PORT.argument, default=8081, help="of /healthz and /readyz")
     add("--worker-image", required=True, help="of clusters that name none")
     add("--gateway-image", required=True, help="of clusters that name none")
     add("--pull-policy", default="IfNotPresent", choices=("Always", "IfNotPresent", "Never"))
@@ -40,6 +42,11 @@ def parse(arguments: list[str]) -> tuple[Options, Installation]:
     namespace, _, name = given.lease.partition("/")
     if not (namespace and name):
         parser.error(f"--lease must be NAMESPACE/NAME, not {given.lease!r}")
+    for option in ("scheduler", "scheduler_service", "scheduler_tls"):
+        try:
+            split(f"--{option.replace('_', '-')}", getattr(given, option))
+        except ValueError as error:
+            parser.error(str(error))
     groups = ["monitoring.coreos.com"] * given.monitoring
     if given.inference_pools:
         groups += ["inference.networking.k8s.io", "discovery.k8s.io"]

@@ -303,7 +303,10 @@ async def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     [
         (["--url", "localhost:8000"], "--url must begin with http"),
         (["--rate", "1,x"], "--rate must be numbers"),
-        (["--rate", "0"], "--rate must be positive"),
+        (
+            ["--rate", "0"],
+            "--rate must be a positive number of requests a second, 100000 at most, not 0",
+        ),
         (["--concurrency", "1.5"], "--concurrency must be whole numbers"),
         (["--attainment", "1.5"], "--attainment must be within 0 and 1"),
         (["--seconds", "5", "--warmup", "5"], "--warmup must be"),
@@ -311,8 +314,8 @@ async def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         (["--tpot-slo", "-1x"], "--tpot-slo must be seconds"),
         (["--prompt-tokens", "many"], "--prompt-tokens must be tokens"),
         (["--data", "nothing.csv"], "--data must be one of"),
-        (["--turns", "0"], "--turns must be at least 1"),
-        (["--cv", "0"], "--cv must be a positive number"),
+        (["--turns", "0"], "--turns must be a whole number from 1 to 1000, not 0"),
+        (["--cv", "0"], "--cv must be a positive number, 100 at most, not 0"),
         (["--url", "http://127.0.0.1:9"], "cannot be reached"),
         (["--out", "/dev/null/x"], "--out: [Errno 20] Not a directory: '/dev/null/x'"),
     ],

@@ -203,9 +203,9 @@ def test_predictive_contracts_by_the_greatest_rate_and_by_use() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"contract\.use must be less than expand\.use"):
         Settings(Expand(use=0.5), Contract(use=0.5))
-    with pytest.raises(ValueError, match=r"expand\.max_step must be at least 1"):
+    with pytest.raises(ValueError, match=r"expand\.max_step must be a whole number from 1"):
         Settings(Expand(max_step=0))
-    with pytest.raises(ValueError, match=r"contract\.cooldown must be at least 0"):
+    with pytest.raises(ValueError, match=r"contract\.cooldown must be a number of seconds from 0"):
         Settings(contract=Contract(cooldown=math.nan))
     with pytest.raises(ValueError, match="minimum"):
         after(quiet(8), minimum=5, maximum=4)

@@ -299,15 +299,36 @@ def test_what_is_no_yaml_is_told_in_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "--rate", "0"], "'--rate' / '-r': must be a positive number, not 0"),
-        (["run", "--rate", "nan"], "'--rate' / '-r': must be a positive number, not nan"),
-        (["run", "--mixing", "-1"], "'--mixing': must be a number from 0, not -1"),
-        (["run", "--tpot-slo", "0"], "'--tpot-slo': must be a positive number, not 0"),
-        (["scale", "--ttft-slo", "0"], "'--ttft-slo': must be a positive number, not 0"),
-        (["scale", "-r", "20", "-r", "-1"], "'--rate' / '-r': must be a positive number, not -1"),
-        (["scale", "--minutes", "0"], "'--minutes': must be a positive number, not 0"),
-        (["table", "--price", "0"], "'--price': must be a positive number, not 0"),
-        (["goodput", "--percentile", "0"], "'--percentile' / '-p': must be above 0"),
+        (
+            ["run", "--rate", "0"],
+            "'--rate' / '-r': must be a positive number, 100000 at most, not 0",
+        ),
+        (
+            ["run", "--rate", "nan"],
+            "'--rate' / '-r': must be a positive number, 100000 at most, not nan",
+        ),
+        (["run", "--mixing", "-1"], "'--mixing': must be a number from 0 to 100, not -1"),
+        (
+            ["run", "--tpot-slo", "0"],
+            "'--tpot-slo': must be a positive number of seconds, 86400 at most, not 0",
+        ),
+        (
+            ["scale", "--ttft-slo", "0"],
+            "'--ttft-slo': must be a positive number of seconds, 86400 at most, not 0",
+        ),
+        (
+            ["scale", "-r", "20", "-r", "-1"],
+            "'--rate' / '-r': must be a positive number, 100000 at most, not -1",
+        ),
+        (
+            ["scale", "--minutes", "0"],
+            "'--minutes': must be a positive number, 1440 at most, not 0",
+        ),
+        (["table", "--price", "0"], "'--price': must be a positive number, 1000000 at most, not 0"),
+        (
+            ["goodput", "--percentile", "0"],
+            "'--percentile' / '-p': must be a positive number, 100 at most, not 0",
+        ),
         (["trace", "--overlap", "2"], "'--overlap': must be a number from 0 to 1, not 2"),
         (["trace", "-o", "/"], "'--out' / '-o': / is a folder"),
         (["run", "--json", "/nowhere/r.json"], "'--json': there is no folder /nowhere"),

@@ -353,11 +353,14 @@ async def test_a_watch_that_fails_ends_the_worker(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--port", "0"], "--port must be 1 to 65535, not 0"),
-        (["--health-port", "65536"], "--health-port must be 1 to 65535, not 65536"),
-        (["--drain-timeout", "inf"], "--drain-timeout must be seconds, 0 or more, not inf"),
-        (["--drain-timeout", "-1"], "--drain-timeout must be seconds, 0 or more, not -1"),
-        (["--ttft-slo", "nan"], "ttft"),
+        (["--port", "0"], "--port: must be a whole number from 1 to 65535, not '0'"),
+        (["--health-port", "65536"], "--health-port: must be a whole number from 1 to 65535"),
+        (
+            ["--drain-timeout", "inf"],
+            "--drain-timeout: must be a number of seconds from 0 to 86400, not 'inf'",
+        ),
+        (["--drain-timeout", "-1"], "--drain-timeout: must be a number of seconds from 0"),
+        (["--ttft-slo", "nan"], "--ttft-slo: must be a positive number of seconds, 86400 at most"),
     ],
 )
 def test_bad_options_are_named(

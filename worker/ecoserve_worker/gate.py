@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 import secrets
 from typing import Any
@@ -22,6 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecoserve import headers
+from ecoserve.numbers import SECONDS, WAIT
 from ecoserve.relay.messages import TEXT_PATH
 from ecoserve_worker.continuation import Continuation
 from ecoserve_worker.ledger import CLIENT_GONE, Call, Ledger
@@ -87,9 +87,9 @@ class Gate:
         slo: dict[str, float | None] = {}
         for name in (headers.TTFT_SLO, headers.TPOT_SLO):
             try:
-                slo[name] = _seconds(given.get(name))
-            except ValueError:
-                text = f"header {name} must be a positive number of seconds, not {given[name]!r}"
+                slo[name] = SECONDS.read(given[name]) if name in given else None
+            except ValueError as error:
+                text = f"header {name} {error}"
                 await _error(400, "BadRequestError", text, name)(scope, receive, send)
                 return
         reason = self._ledger.refusal()
@@ -100,7 +100,7 @@ class Gate:
         if not _ID.fullmatch(id):
             id = f"eco-{secrets.token_hex(8)}"
         try:
-            waited = _seconds(given.get(headers.WAITED)) or 0.0
+            waited = WAIT.read(given.get(headers.WAITED, "0"))
         except ValueError:
             waited = 0.0
         scope = dict(scope)
@@ -264,15 +264,6 @@ def _aborted(body: bytes) -> bool:
 
 def _last(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": False}
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(text)
-    return value
 
 
 def _body(status: int, kind: str, text: str, param: str | None = None) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from ecoserve import numbers
 from ecoserve.policy import DEFAULT, POLICIES
 from ecoserve.policy.state import SLO
 
@@ -51,19 +51,21 @@ def parse(arguments: list[str]) -> Options:
     add("--instance", default="worker-0", help="name of the worker, stable over restarts")
     add("--scheduler", default="", metavar="HOST:PORT", help="the scheduler's gRPC address")
     add("--host", default="127.0.0.1", help="address to serve on")
-    add("--port", type=int, default=8001, help="port to serve on")
+    port, seconds = numbers.PORT.argument, numbers.SECONDS.argument
+    add("--port", type=port, default=8001, help="port to serve on")
     add(
         "--health-port",
-        type=int,
+        type=port,
         help="a port of its own for health and metrics (default: on the serving port alone)",
     )
     add("--state-dir", type=Path, required=True, help="where calibrations are kept")
     add("--policy", default=DEFAULT, choices=tuple(POLICIES), help="until the scheduler says")
-    add("--ttft-slo", type=float, default=10.0, help="until the scheduler says (seconds)")
-    add("--tpot-slo", type=float, default=0.2, help="until the scheduler says (seconds)")
+    add("--ttft-slo", type=seconds, default=10.0, help="until the scheduler says (seconds)")
+    add("--tpot-slo", type=seconds, default=0.2, help="until the scheduler says (seconds)")
     add("--debug_mode", action="store_true", help="log each phase switch with its reason")
     add("--step-log", type=Path, help="append a JSON line for each engine step to this file")
-    add("--drain-timeout", type=float, default=600.0, help="on SIGTERM (seconds)")
+    wait = numbers.WAIT.argument
+    add("--drain-timeout", type=wait, default=600.0, help="on SIGTERM (seconds)")
     add(
         "--tls-files",
         type=Path,
@@ -76,17 +78,8 @@ def parse(arguments: list[str]) -> Options:
     given = parser.parse_args(own)
     if not (given.scheduler or given.stand_alone or given.stock):
         parser.error("--scheduler HOST:PORT is needed, or --stand-alone")
-    for name, port in (("--port", given.port), ("--health-port", given.health_port)):
-        if port is not None and not 0 < port < 65536:
-            parser.error(f"{name} must be 1 to 65535, not {port}")
-    if not 0 <= given.drain_timeout < math.inf:
-        parser.error(f"--drain-timeout must be seconds, 0 or more, not {given.drain_timeout:g}")
     if bool(given.tls_files) != bool(given.tls_gateway):
         parser.error("--tls-files and --tls-gateway belong together")
-    try:
-        slo = SLO(given.ttft_slo, given.tpot_slo)
-    except ValueError as error:
-        parser.error(str(error))
     return Options(
         cluster=given.cluster,
         instance=given.instance,
@@ -96,7 +89,7 @@ def parse(arguments: list[str]) -> Options:
         health_port=given.health_port,
         state_dir=given.state_dir,
         policy=given.policy,
-        slo=slo,
+        slo=SLO(given.ttft_slo, given.tpot_slo),
         debug=given.debug_mode,
         step_log=given.step_log,
         drain_timeout=given.drain_timeout,
