@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
@@ -20,8 +19,6 @@ from ecoserve.policy.signals import Contract, Expand, Settings, Signals
 from ecoserve.scaling.queries import QUERIES, Unavailable
 from ecoserve.scaling.recorder import Recorder, parse
 from ecoserve.scaling.signals import read
-
-log = logging.getLogger("ecoserve.local")
 
 TICK_S = 0.5
 SCRAPE_S = 5.0
@@ -103,7 +100,7 @@ class Scaler:
             ),
         )
         self._steps: list[Step] = []
-        self._told = ""
+        self._told = self._scrape_told = ""
 
     async def run(self) -> None:
         """Scales until cancelled."""
@@ -127,8 +124,12 @@ class Scaler:
             found = parse(answer.text, CLUSTER, QUERIES)
         except (httpx.HTTPError, ValueError) as error:
             # What is not sampled goes stale, and nothing is decided by it.
-            log.warning("no metrics: %s", error or type(error).__name__)
+            told = f"no metrics: {error or type(error).__name__}"
+            if told != self._scrape_told:
+                self._scrape_told = told
+                self._hands.tell(told)
             return
+        self._scrape_told = ""
         self._recorder.take(time.time(), found)
 
     async def _decide(self) -> None:
@@ -144,9 +145,9 @@ class Scaler:
         if decision.action != "hold":
             self._steps = [*self._steps[-9:], Step(now, count, decision.after)]
             self._fleet.wanted = decision.after
-            self._hands.tell(f"from {count} to {decision.after} workers: {decision.reason}")
-        elif decision.cause == "AtMaximum":
-            self._tell_once(decision.reason)
+            self._hands.tell(f"from {count} to {decision.after} workers: {decision.message}")
+        else:
+            self._tell_once(f"it stays at {count} workers: {decision.message}")
 
     def _tell_once(self, text: str) -> None:
         if text != self._told:

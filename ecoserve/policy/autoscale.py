@@ -56,6 +56,12 @@ class Decision:
             return "hold"
         return "expand" if self.after > self.before else "contract"
 
+    @property
+    def message(self) -> str:
+        """The reason, with what is unknown and why where the reason does not say so itself."""
+        missing = [text for text in self.unknown if text not in self.reason]
+        return f"{self.reason}; not known: {_list(missing)}" if missing else self.reason
+
 
 @dataclass(frozen=True, slots=True)
 class _Trigger:

@@ -215,12 +215,9 @@ class Autoscaler:
 def condition(decision: Decision, dry_run: bool) -> Condition:
     """What a decision says of the cluster: True if all that was asked for is known; the reason is
     what has moved it, or keeps it where it is."""
-    message = decision.reason
+    message = decision.message
     if decision.action != "hold":
         message = f"from {decision.before} to {decision.after} instances: {message}"
-    missing = [text for text in decision.unknown if text not in message]
-    if missing:
-        message = f"{message}; not known: {'; '.join(missing)}"
     if dry_run:
         message = f"dry run: {message}"
     return Condition(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
+import httpx
 import pytest
 
 from ecoserve.local import scaling
@@ -117,7 +119,7 @@ async def test_it_grows_splits_shrinks_and_merges(monkeypatch: pytest.MonkeyPatc
         await until(lambda: any("from 2 to 3 workers" in text for text in world.told), seconds=60)
         world.use = 0.6
         await world.comes_to(2, 1)
-        assert "use stayed above 85 %" in world.told[0]
+        assert any("from 2 to 3 workers: use stayed above 85 %" in text for text in world.told)
         assert any(text.startswith("macro instances: local-0 (") for text in world.told)
         world.use = 0.1
         await world.comes_to(2)
@@ -146,6 +148,39 @@ async def test_without_figures_nothing_scales(monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: len(decided) > seen + 15, seconds=60)
         assert {d.after for d in decided[seen:]} == {2}
         assert all(d.cause == "SignalsUnknown" for d in decided[seen:])
+        # The user reads which are unknown and why, and no line again while it is the same.
+        told = [text for text in world.told if "nan" in text]
+        assert told
+        assert all(text.startswith("it stays at 2 workers: not all is known: ") for text in told)
+        assert all(one != next for one, next in pairwise(world.told))
+
+
+async def test_what_cannot_be_scraped_is_told_once() -> None:
+    told: list[str] = []
+    statuses = iter([500, 500, 200, 500])
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(next(statuses), text="")
+
+    async def never(*_: str) -> None:
+        raise AssertionError
+
+    hands = Hands(never, never, never, told.append)
+    scaler = Scaler(
+        Fleet(["worker-0"], 1, Bounds(1, 1)),
+        QUICK,
+        1,
+        1,
+        scheduler=None,  # type: ignore[arg-type]
+        metrics="http://scheduler/metrics",
+        ttft_slo=1.0,
+        drain_timeout=1.0,
+        hands=hands,
+    )
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        for _ in range(4):
+            await scaler._scrape(client)
+    assert [text[:40] for text in told] == ["no metrics: Server error '500 Internal S"] * 2
 
 
 def test_settings_by_name() -> None:
