@@ -268,7 +268,6 @@ class Agent:
                     id=prompt.id,
                     tokens=prompt.tokens,
                     context=prompt.context,
-                    age_s=prompt.age + age,
                     since_switch=prompt.since_switch,
                 )
             for decode in state.running:
@@ -287,13 +286,6 @@ class Agent:
                 report.step.estimated_s = state.step_estimate
                 report.step.elapsed_s = age
             report.batch_limit = state.batch_limit
-            report.steps_prefill = state.steps_prefill
-            report.steps_decode = state.steps_decode
-            report.steps_mixed = state.steps_mixed
-            report.cached_prompt_tokens = state.cached_prompt_tokens
-            report.prompt_tokens = state.prompt_tokens
-            report.generated_tokens = state.generated_tokens
-            report.preemptions = state.preemptions
         if ledger.latency is not None and ledger.latency != self._sent_latency:
             report.latency.CopyFrom(_latency(ledger.latency))
             self._sent_latency = ledger.latency

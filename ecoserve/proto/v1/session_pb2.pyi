@@ -95,18 +95,16 @@ class Limits(_message.Message):
     def __init__(self, max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., step_budget: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("id", "tokens", "context", "age_s", "since_switch")
+    __slots__ = ("id", "tokens", "context", "since_switch")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
-    AGE_S_FIELD_NUMBER: _ClassVar[int]
     SINCE_SWITCH_FIELD_NUMBER: _ClassVar[int]
     id: str
     tokens: int
     context: int
-    age_s: float
     since_switch: bool
-    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[int] = ..., context: _Optional[int] = ..., age_s: _Optional[float] = ..., since_switch: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[int] = ..., context: _Optional[int] = ..., since_switch: _Optional[bool] = ...) -> None: ...
 
 class Decode(_message.Message):
     __slots__ = ("id", "context", "generated", "slack_s", "tpot_s", "since_switch")
@@ -171,7 +169,7 @@ class Switch(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., age_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("number", "phase", "since_switch_s", "waiting", "running", "kv_free_tokens", "use", "busy", "step", "latency", "finished", "switches", "batch_limit", "steps_prefill", "steps_decode", "steps_mixed", "cached_prompt_tokens", "prompt_tokens", "generated_tokens", "preemptions", "present", "draining", "engine_dead")
+    __slots__ = ("number", "phase", "since_switch_s", "waiting", "running", "kv_free_tokens", "use", "busy", "step", "latency", "finished", "switches", "batch_limit", "present", "draining", "engine_dead")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SINCE_SWITCH_S_FIELD_NUMBER: _ClassVar[int]
@@ -185,13 +183,6 @@ class Report(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     BATCH_LIMIT_FIELD_NUMBER: _ClassVar[int]
-    STEPS_PREFILL_FIELD_NUMBER: _ClassVar[int]
-    STEPS_DECODE_FIELD_NUMBER: _ClassVar[int]
-    STEPS_MIXED_FIELD_NUMBER: _ClassVar[int]
-    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     ENGINE_DEAD_FIELD_NUMBER: _ClassVar[int]
@@ -208,17 +199,10 @@ class Report(_message.Message):
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     switches: _containers.RepeatedCompositeFieldContainer[Switch]
     batch_limit: int
-    steps_prefill: int
-    steps_decode: int
-    steps_mixed: int
-    cached_prompt_tokens: int
-    prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
     present: _containers.RepeatedScalarFieldContainer[str]
     draining: bool
     engine_dead: bool
-    def __init__(self, number: _Optional[int] = ..., phase: _Optional[str] = ..., since_switch_s: _Optional[float] = ..., waiting: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., running: _Optional[_Iterable[_Union[Decode, _Mapping]]] = ..., kv_free_tokens: _Optional[int] = ..., use: _Optional[float] = ..., busy: _Optional[float] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., switches: _Optional[_Iterable[_Union[Switch, _Mapping]]] = ..., batch_limit: _Optional[int] = ..., steps_prefill: _Optional[int] = ..., steps_decode: _Optional[int] = ..., steps_mixed: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., present: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., engine_dead: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., phase: _Optional[str] = ..., since_switch_s: _Optional[float] = ..., waiting: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., running: _Optional[_Iterable[_Union[Decode, _Mapping]]] = ..., kv_free_tokens: _Optional[int] = ..., use: _Optional[float] = ..., busy: _Optional[float] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., switches: _Optional[_Iterable[_Union[Switch, _Mapping]]] = ..., batch_limit: _Optional[int] = ..., present: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., engine_dead: _Optional[bool] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("configure",)
