@@ -3,10 +3,11 @@
 The same traces, lengths and SLOs for all; every worker has the same fixed CPU quota, and all of
 them together leave the rest of the machine to gateways and load generator. SLOs are multiples, set
 beforehand, of what stock takes for calls one by one. Each system is played rising rates until it
-clearly fails, several times, the systems taking turns; in the same run all have the same trace. The
-rate that a system sustains is where its attainment, made to fall with the rate (isotonic
-regression), crosses 90 %: of each run, and of all runs together. (In a bisection a few long prompts
-of one short step would decide.) Goes on from what --out holds.
+clearly fails, several times, the systems taking turns; in the same run all have the same trace, and
+a later run begins at the rate that was sustained before. The rate that a system sustains is where
+its attainment, made to fall with the rate (isotonic regression), crosses 90 %: of each run, and of
+all runs together. (In a bisection a few long prompts of one short step would decide.) Goes on from
+what --out holds.
 
     stock:POLICY           vLLM's own server as it comes (its processes, threads, compiled model)
     stock-layout:POLICY    the same in our process layout, threads, dtype, eager mode and KV size
@@ -147,42 +148,59 @@ class Point:
     met: int
 
 
-async def climb(url: str, trace: str, slo: SLO, options: Any, run: int) -> list[Point]:
-    """Rising rates until the endpoint clearly fails."""
+async def climb(
+    url: str, trace: str, slo: SLO, options: Any, run: int, before: list[list[Point]]
+) -> list[Point]:
+    """Rising rates until the endpoint clearly fails, from the lowest on, or from the highest that
+    it sustained in the runs ``before``; lower ones too if it does not now."""
+    rates = [FIRST[trace] * GROWTH**number for number in range(options.rates)]
+    kept = [p.rate for p in pooled(before) if p.met >= TARGET * p.calls]
+    first = rates.index(max(kept)) if kept else 0
     points: list[Point] = []
-    for number in range(options.rates):
-        plan = Plan(
-            url,
-            rates=(FIRST[trace] * GROWTH**number,),
-            search=False,
-            ttft=Promise(slo.ttft, multiple=False),
-            tpot=Promise(slo.tpot, multiple=False),
-            seconds=options.seconds,
-            warmup=options.seconds / 5,
-            repeats=1,
-            unloaded_calls=1,
-            seed=1 + run,
-            **TRACES[trace],
-        )
-        bench = Bench(plan, Quiet())
-        await bench.play()
-        (step,) = bench.found.steps
-        summary = step.summary
-        assert summary.attained is not None
-        points.append(Point(step.load, summary.calls, round(summary.attained * summary.calls)))
-        if summary.attained < FAILED:
+    for number in range(first, options.rates):
+        points.append(await played(url, trace, slo, options.seconds, run, rates[number]))
+        if points[-1].met < FAILED * points[-1].calls:
             break
+    while first > 0 and points[0].met < TARGET * points[0].calls:
+        first -= 1
+        points.insert(0, await played(url, trace, slo, options.seconds, run, rates[first]))
     return points
+
+
+async def played(url: str, trace: str, slo: SLO, seconds: float, run: int, rate: float) -> Point:
+    """What came of a rate."""
+    plan = Plan(
+        url,
+        rates=(rate,),
+        search=False,
+        ttft=Promise(slo.ttft, multiple=False),
+        tpot=Promise(slo.tpot, multiple=False),
+        seconds=seconds,
+        warmup=seconds / 5,
+        repeats=1,
+        unloaded_calls=1,
+        seed=1 + run,
+        **TRACES[trace],
+    )
+    bench = Bench(plan, Quiet())
+    await bench.play()
+    (step,) = bench.found.steps
+    summary = step.summary
+    assert summary.attained is not None
+    return Point(rate, summary.calls, round(summary.attained * summary.calls))
 
 
 def pooled(runs: list[list[Point]]) -> list[Point]:
     """All runs' calls at each rate. A run that has failed counts as at its last rate from there."""
-    most = max(runs, key=len)
-    filled = [points + points[-1:] * (len(most) - len(points)) for points in runs]
-    return [
-        Point(point.rate, sum(p.calls for p in same), sum(p.met for p in same))
-        for point, same in zip(most, zip(*filled, strict=True), strict=True)
-    ]
+    found = []
+    for rate in sorted({point.rate for points in runs for point in points}):
+        same = [
+            next((p for p in points if p.rate == rate), points[-1])
+            for points in runs
+            if points[0].rate <= rate
+        ]
+        found.append(Point(rate, sum(p.calls for p in same), sum(p.met for p in same)))
+    return found
 
 
 def sustained(points: list[Point]) -> float:
@@ -288,8 +306,9 @@ async def main() -> None:
                 serving = ecoserve(at) if kind == "ecoserve" else behind_router(at, kind, policy)
                 async with serving as url:
                     for trace, of_trace in found.points.items():
-                        points = await climb(url, trace, found.slo, options, run)
-                        of_trace.setdefault(system, []).append(points)
+                        runs = of_trace.setdefault(system, [])
+                        points = await climb(url, trace, found.slo, options, run, runs)
+                        runs.append(points)
                         said = ", ".join(f"{p.rate:.2f}: {p.met}/{p.calls}" for p in points)
                         rate = sustained(points)
                         print(f"run {run} {trace} {system}: {rate:.2f}/s ({said})", flush=True)

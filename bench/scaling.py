@@ -191,7 +191,7 @@ async def main() -> None:
         "failed": sum(not outcome.ok for outcome in outcomes),
         "attainment": by_window(list(outcomes), slo),
         "moments": [moments[0], *changes, moments[-1]],
-        "events": [event for event in events if "workers" in event[1] or "macro" in event[1]],
+        "events": [event for event in events if "worker" in event[1] or "macro" in event[1]],
     }
     print(json.dumps({k: v for k, v in document.items() if k != "moments"}, indent=1))
     if options.out:

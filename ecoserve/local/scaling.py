@@ -145,9 +145,9 @@ class Scaler:
         if decision.action != "hold":
             self._steps = [*self._steps[-9:], Step(now, count, decision.after)]
             self._fleet.wanted = decision.after
-            self._hands.tell(f"from {count} to {decision.after} workers: {decision.message}")
+            self._hands.tell(f"from {count} to {_workers(decision.after)}: {decision.message}")
         else:
-            self._tell_once(f"it stays at {count} workers: {decision.message}")
+            self._tell_once(f"it stays at {_workers(count)}: {decision.message}")
 
     def _tell_once(self, text: str) -> None:
         if text != self._told:
@@ -197,3 +197,7 @@ class Scaler:
                 await self._scheduler.resume(name)
             case Stop(name):
                 await self._hands.stop(name)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"
