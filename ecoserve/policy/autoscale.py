@@ -107,7 +107,7 @@ def decide(
     if ups:
         what = ups[0].what
         if count >= maximum:
-            return hold("AtMaximum", f"{what}; {maximum} instances are the most allowed")
+            return hold("AtMaximum", f"{what}; {maximum} is the most allowed")
         if now - _last_up(history) < settings.expand.cooldown:
             cooldown = _span(settings.expand.cooldown)
             return hold("Cooldown", f"{what}; the last step up was less than {cooldown} ago")
@@ -121,7 +121,7 @@ def decide(
     if down is not None:
         least = max(minimum, 1)
         if count <= least:
-            return hold("AtMinimum", f"{down.what}; {least} instances are the least allowed")
+            return hold("AtMinimum", f"{down.what}; {least} is the least allowed")
         if unknown:
             return hold("SignalsUnknown", f"{down.what}, but not all is known: {_list(unknown)}")
         if (why := _not_down(signals, count, settings, history, now)) is not None:
@@ -185,7 +185,7 @@ def _expansions(signals: Signals, count: int, settings: Settings) -> Iterator[_T
     if isinstance(waiting, Known) and waiting.value > bounds.waiting:
         yield _Trigger(
             "Waiting",
-            f"more than {bounds.waiting:g} requests per instance waited "
+            f"more than {bounds.waiting:g} waiting for each instance "
             f"for {_span(bounds.waiting_for)}",
             f"{waiting.value:.1f} at least",
             count + 1,
