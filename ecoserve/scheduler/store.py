@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from ecoserve.memory import GivesBack
 from ecoserve.scheduler.cluster import Cluster
 from ecoserve.scheduler.config import ClusterSpec
 from ecoserve.scheduler.metrics import Gauges, Metrics, Row
@@ -23,6 +24,7 @@ class Store:
     def __init__(self, *, debug: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.debug = debug
+        self._memory = GivesBack()
         self.started_at = clock()
         self.metrics = Metrics()
         self.clusters: dict[str, Cluster] = {}
@@ -90,6 +92,7 @@ class Store:
             now = self.clock()
             self._each(partial(Cluster.sweep, now=now))
             self.changed()
+            self._memory.at(now)
 
     def _each(self, act: Callable[[Cluster], None]) -> None:
         """Does what is due of each cluster. A fault in one must not stop the clock of all."""

@@ -156,3 +156,24 @@ def test_every_record_of_a_sequence_goes_with_it(eco: Engine, tiny_eco: Engine) 
     for engine in (eco, tiny_eco):
         assert not engine.scheduler._eco.sequences
         assert not engine.scheduler.requests
+
+
+def test_memory_is_given_back_when_nothing_is_left_to_do(
+    eco: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eco.use("paced")
+    left: list[int] = []
+
+    class Noted:
+        def at(self, now: float) -> None:
+            left.append(len(eco.scheduler.requests))
+
+    monkeypatch.setattr(eco.scheduler, "_eco_memory", Noted())
+    eco.generate([[5, 6, 7], [8, 9]], output=3)
+    assert left == [0]
+    id = eco.add([5, 6, 7], 20)
+    eco.step({})
+    eco.llm.llm_engine.abort_request([id])
+    eco.step({})
+    assert set(left) == {0}
+    assert len(left) > 1

@@ -20,6 +20,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # libgomp's own while, some milliseconds, makes small operations twenty times slower.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# oneDNN keeps what it compiles for each number of tokens that a step has, 0.2 MB a piece; its own
+# limit is 1,024 of them, and the commonest numbers are kept by vLLM's layers in any case.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 # One process serves, so vLLM's metrics need no files; with this set ours would not show.
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
 

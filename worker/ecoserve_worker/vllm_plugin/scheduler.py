@@ -31,6 +31,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from ecoserve.memory import GivesBack
 from ecoserve.policy.latency import StepSample
 from ecoserve.policy.state import Decodes, EngineView, Prompt, StepPlan
 from ecoserve_worker.channel import EngineEnd
@@ -81,6 +82,7 @@ class _Mixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc]
         self._eco_cache_version = 0
         self._eco_blocked_until = 0.0
         self._eco_blocked_free = 0
+        self._eco_memory = GivesBack()
 
     # --- what vLLM calls
 
@@ -146,6 +148,7 @@ class _Mixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc]
                 if output.finish_reason is not None:
                     eco.finish(output.request_id, False, now)
         eco.end(now)
+        self._eco_rest(now)
         return outputs
 
     def finish_requests(
@@ -156,11 +159,17 @@ class _Mixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc]
         for request in finished:
             aborted = finished_status == RequestStatus.FINISHED_ABORTED
             self._eco.finish(request.request_id, aborted, now)
+        self._eco_rest(now)
         return finished
 
     def shutdown(self) -> None:
         self._eco.close()
         super().shutdown()
+
+    def _eco_rest(self, now: float) -> None:
+        """Returns the memory of a burst when there is nothing left to do."""
+        if not self.requests:
+            self._eco_memory.at(now)
 
     # --- looking
 
