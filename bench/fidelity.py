@@ -255,7 +255,7 @@ async def main() -> None:
     runs = []
     with tempfile.TemporaryDirectory(prefix="ecoserve-bench-") as temporary:
         directory = Path(temporary)
-        slo = await goodput.unloaded(model, engine, directory, TRACE, o)
+        slo = await goodput.unloaded(engine, directory, o)
         at = goodput.Setting(model, engine, directory, Path(), o.cores, slo)
         for number in range(o.runs):
             async with goodput.ecoserve(at) as url:

@@ -35,12 +35,10 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def told(
-    images: Images, tmp_path_factory: pytest.TempPathFactory
+    images: Images, worker_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Kube, str, dict[str, str]]]:
     """Runs the README's commands, in a namespace of their own instead of ``default``; gives it and
     what each printed."""
-    if not images.worker:
-        pytest.skip("WORKER_IMAGE is empty: these tests run the engine")
     folder = tmp_path_factory.mktemp("readme")
     namespace = f"readme-{uuid.uuid4().hex[:6]}"
     kube = connect(folder, namespace)

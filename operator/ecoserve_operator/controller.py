@@ -26,6 +26,7 @@ from ecoserve_operator.builders.common import GATEWAY
 from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, ClusterApi, Json, Kind
 from ecoserve_operator.events import Events
 from ecoserve_operator.execute import Executor, Stale
+from ecoserve_operator.fields import salvaged
 from ecoserve_operator.issuer import Issuer
 from ecoserve_operator.lease import Lease, NotHeld
 from ecoserve_operator.membership import Membership, declare
@@ -97,7 +98,11 @@ class Controller:
             self.store.put(kind, item)
         if event is None:
             # A watch that has to begin anew lists what there is, and never tells what is gone.
-            self._relisted.set()
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Has all there is looked up anew, soon."""
+        self._relisted.set()
 
     def is_gone(self, key: Key) -> bool:
         """Whether a cluster is known to be no more. Of a namespace that is not looked at, or was
@@ -204,6 +209,9 @@ class Controller:
             cluster = EcoServeCluster.model_validate(item)
         except ValidationError as error:
             await self._refuse(key, item, _explain(error))
+            readable = salvaged(EcoServeCluster, item)
+            if readable is not None:
+                await _Pass(self, key, readable, self._render.revision(readable)).go_on()
             return None
         return await _Pass(self, key, cluster, self._render.revision(cluster)).run()
 
@@ -287,6 +295,11 @@ class _Pass:
         if done is None or done.actions:
             return 0.0 if done is not None else None
         return None if done.wake_at is None else max(done.wake_at - time.time(), 0.05)
+
+    async def go_on(self) -> None:
+        """Changes nothing; a scheduler that knows nothing yet has to know what there is."""
+        self._mtls = (await self._controller.issuer.issue(self._key, self._cluster)).mtls
+        await self._declare()
 
     def _made(self) -> list[Json] | None:
         """The objects that belong to the cluster; None if the spec cannot be carried out."""

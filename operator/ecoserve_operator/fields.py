@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,6 +21,8 @@ from pydantic import (
     GetJsonSchemaHandler,
     PlainSerializer,
     StringConstraints,
+    ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -70,8 +73,8 @@ class Object(BaseModel):
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     @model_validator(mode="after")
-    def _check_rules(self) -> Self:
-        for rule in self.rules:
+    def _check_rules(self, info: ValidationInfo) -> Self:
+        for rule in self.rules if info.context is not _WITHOUT_RULES else ():
             if rule.holds is not None and not rule.holds(self):
                 raise ValueError(f"{rule.path.lstrip('.')} {rule.message}".strip())
         return self
@@ -88,6 +91,34 @@ class Object(BaseModel):
     def dump(self) -> dict[str, Any]:
         """As the API server knows it; fields that are not set are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+_WITHOUT_RULES = {"rules": False}
+_Model = TypeVar("_Model", bound=Object)
+
+
+def salvaged(model: type[_Model], item: dict[str, Any]) -> _Model | None:
+    """What an object still says that an earlier version has stored and that is not valid any more:
+    rules count for nothing, and fields that cannot be read have their defaults. None if a field is
+    needed that has none."""
+    item = deepcopy(item)
+    try:
+        model.model_validate(item, context=_WITHOUT_RULES)
+    except ValidationError as error:
+        # From the end, so that the places of other items in a list stay what they are.
+        for problem in reversed(error.errors()):
+            *way, last = problem["loc"]
+            within: Any = item
+            try:
+                for step in way:
+                    within = within[step]
+                del within[last]
+            except (LookupError, TypeError):
+                return None
+    try:
+        return model.model_validate(item, context=_WITHOUT_RULES)
+    except ValidationError:
+        return None
 
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

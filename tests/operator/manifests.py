@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from ecoserve_operator.api import API_VERSION
+from ecoserve_operator.cluster_api import Kind
 
 GONE = object()  # as a value: the field is left out
 
@@ -46,4 +47,25 @@ def macro(**spec: Any) -> dict[str, Any]:
         "kind": "MacroInstance",
         "metadata": {"name": "demo-m0"},
         "spec": {"cluster": "demo", **spec},
+    }
+
+
+def foreign_crd(kind: Kind) -> dict[str, Any]:
+    """As much of another project's CRD as it takes to make objects of the kind."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": kind.version, "served": True, "storage": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{kind.plural}.{kind.group}",
+            # Groups of Kubernetes itself want to be approved.
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": kind.group,
+            "scope": "Namespaced",
+            "names": {"plural": kind.plural, "kind": kind.name, "singular": kind.name.lower()},
+            "versions": [version | {"schema": {"openAPIV3Schema": schema}}],
+        },
     }

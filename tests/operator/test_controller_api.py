@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 from ecoserve_operator.cluster_api import CLUSTERS, LEASES, MACROS, PODS
 from ecoserve_operator.names import CLUSTER_LABEL
-from ecoserve_operator.objects import KINDS, SERVICES
+from ecoserve_operator.objects import KINDS, OPTIONAL, SERVICES
 from ecoserve_operator.store import selector_of
 
 from tests.operator.control_world import until
-from tests.operator.kube_api import ApiServer
+from tests.operator.kube_api import ApiServer, wait_for
+from tests.operator.manifests import foreign_crd
 from tests.operator.operated import Operator, operator
 
 
@@ -281,6 +282,37 @@ async def test_objects_changed_by_others_are_repaired(esc: Operator) -> None:
         return await esc.api.get(SERVICES, esc.namespace, "demo") is None
 
     await until(gone)
+
+
+async def test_kinds_of_others_may_be_installed_and_removed_later(
+    kube: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
+    (monitors,) = (kind for kind in OPTIONAL if kind.plural == "podmonitors")
+    crd = foreign_crd(monitors)
+    given = {"optional_groups": (monitors.group,), "discovery": 0.2, "namespaces": (namespace,)}
+    async with operator(namespace, given=given) as esc:
+        await esc.create(replicas=1)
+        await esc.settle(1)
+        try:
+            await asyncio.to_thread(kube.install, [crd])
+
+            async def made() -> bool:
+                return bool((await esc.api.list_all(monitors, namespace))[0])
+
+            await until(made, "no PodMonitor")
+            # It is watched, so what others do to it is mended.
+            [monitor] = (await esc.api.list_all(monitors, namespace))[0]
+            metadata = monitor["metadata"]
+            await esc.api.delete(monitors, namespace, metadata["name"], metadata["uid"])
+            await until(made, "no PodMonitor any more")
+        finally:
+            kube.kubectl("delete", "crd", crd["metadata"]["name"])
+            path = f"/apis/{monitors.group}/{monitors.version}"
+            wait_for(lambda: kube.client.get(path).status_code == 404, f"{path} is still served")
+        await esc.scale(2)
+        await esc.settle(2)
+        assert (await esc.condition("Degraded"))["status"] == "False"
 
 
 async def test_a_second_controller_waits_for_the_lease(esc: Operator) -> None:

@@ -97,6 +97,24 @@ async def test_an_overlay_that_makes_no_pod_is_told_once(esc: Operator) -> None:
     await esc.settle(2)
 
 
+async def test_a_stored_spec_that_is_not_valid_any_more_goes_on_serving(esc: Operator) -> None:
+    await esc.create(replicas=1)
+    await esc.settle(1)
+    # An older version, with other rules, had taken it.
+    await esc.change(replicas=2, minReplicas=5, maxReplicas=3, drain={"timeout": "9000h"})
+    await esc.becomes("Degraded", "True")
+    assert "spec.drain.timeout: " in (await esc.condition("Degraded"))["message"]
+    await esc.stop()
+    await esc.scheduler.stop()
+    await esc.scheduler.start()
+    await esc.start()
+    await until(lambda: esc.scheduler.clusters, "the cluster is not declared")
+    assert list(esc.scheduler.sizes(f"{NAMESPACE}/demo").values()) == [["demo-0"]]
+    await esc.change(minReplicas=1, drain=None)
+    await esc.settle(2)
+    assert (await esc.condition("Degraded"))["status"] == "False"
+
+
 async def test_an_object_that_may_not_be_removed_keeps_nothing_else_up(
     server: Emulator, esc: Operator
 ) -> None:

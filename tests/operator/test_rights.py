@@ -11,12 +11,13 @@ import pytest
 import yaml
 from ecoserve_operator import __main__ as controller
 from ecoserve_operator.builders import Builders
-from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, Json, Kind
+from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, Json
 from ecoserve_operator.crd import crds
 from ecoserve_operator.objects import KINDS, OPTIONAL
 
 from tests.operator.control_world import Mortal, until
 from tests.operator.kube_api import ApiServer, api_server, kubeconfig_of
+from tests.operator.manifests import foreign_crd
 from tests.operator.operated import Operator, operator
 from tests.operator.test_chart import VARIANTS, container, operator_pod, rendered
 
@@ -60,27 +61,6 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         server.install([*crds().values(), *foreign])
         server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
         yield server
-
-
-def foreign_crd(kind: Kind) -> Json:
-    """As much of another project's CRD as it takes to make objects of the kind."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": kind.version, "served": True, "storage": True}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": f"{kind.plural}.{kind.group}",
-            # Groups of Kubernetes itself want to be approved.
-            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-        },
-        "spec": {
-            "group": kind.group,
-            "scope": "Namespaced",
-            "names": {"plural": kind.plural, "kind": kind.name, "singular": kind.name.lower()},
-            "versions": [version | {"schema": {"openAPIV3Schema": schema}}],
-        },
-    }
 
 
 def _log(folder: Path) -> Path:
