@@ -1,8 +1,10 @@
 """The simulator beside the two real engines that it stands for: the same trace, the same policy.
 
-Five times over, `ecoserve up` is started afresh with two workers, each under a fixed CPU quota:
-calls one by one show what gateway and server add, a load of other prompts lets the engines' own
-latency models settle, then the trace is played at each rate. The prompts are the same in every run.
+Five times over, `ecoserve up` is started afresh with two workers: calls one by one show what
+gateway and server add, a load of other prompts lets the engines' own latency models settle, then
+the trace is played at each rate. The prompts are the same in every run. Each engine process is
+under a fixed CPU quota; what stands before the engines has the rest of the machine, as it has where
+the engine is a GPU, so that a step does not slow down with the streams that are being answered.
 
 The simulator is given what was measured before the trace was played, the mean over engines and
 runs: the latency model that the engines report, its error as the noise of step times, what a call
@@ -242,14 +244,14 @@ async def main() -> None:
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[0.75, 1.5], help="calls a second"
     )
-    parser.add_argument("--calls", type=int, default=100, help="of the trace, at each rate")
+    parser.add_argument("--calls", type=int, default=120, help="of the trace, at each rate")
     parser.add_argument("--alone", type=int, default=10, help="calls one by one")
-    parser.add_argument("--cores", type=float, default=0.75, help="quota of each worker")
+    parser.add_argument("--cores", type=float, default=0.6, help="quota of each engine")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     o = parser.parse_args()
     cpus = len(os.sched_getaffinity(0))
-    print(f"{goodput.WORKERS} workers of {o.cores} cores on {cpus}", flush=True)
+    print(f"{goodput.WORKERS} engines of {o.cores} cores on {cpus}", flush=True)
     model = peers.small_model()
     engine = peers.engines(model, goodput.WORKERS)
     runs = []
@@ -258,7 +260,7 @@ async def main() -> None:
         slo = await goodput.unloaded(engine, directory, o)
         at = goodput.Setting(model, engine, directory, Path(), o.cores, slo)
         for number in range(o.runs):
-            async with goodput.ecoserve(at) as url:
+            async with goodput.ecoserve(at, engines_only=True) as url:
                 runs.append(await measure(url, scheduler_of(directory / "up.log"), o))
             for rate, played in runs[-1].played.items():
                 print(f"run {number}, {rate}/s: {json.dumps(real(played, slo))}", flush=True)

@@ -115,8 +115,8 @@ async def behind_router(at: Setting, kind: str, policy: str) -> AsyncIterator[st
 
 
 @contextlib.asynccontextmanager
-async def ecoserve(at: Setting) -> AsyncIterator[str]:
-    """`ecoserve up` with its workers under the quota; its URL."""
+async def ecoserve(at: Setting, *, engines_only: bool = False) -> AsyncIterator[str]:
+    """`ecoserve up` with its workers, or only their engine processes, under the quota; its URL."""
     (port,) = free_ports(1)
     command: tuple[str, ...] = (sys.executable, "-m", "ecoserve", "up", "--port", str(port))
     command += ("--workers", str(WORKERS), "--run-dir", str(at.directory / "run"))
@@ -129,7 +129,7 @@ async def ecoserve(at: Setting) -> AsyncIterator[str]:
         ]
         await stack.enter_async_context(peers.running(server, at.directory / "up.log"))
         workers = [
-            [pid, *descendants(pid)]
+            list(descendants(pid)) if engines_only else [pid, *descendants(pid)]
             for pid, line in descendants(os.getpid()).items()
             if "-m ecoserve_worker" in line and "--instance" in line and descendants(pid)
         ]

@@ -23,6 +23,9 @@ def next_limit(
     ``below``, within [``low``, ``high``]. Between the two it stays, so that it does not swing. A
     limit that ``running`` sequences have reached grows too: what it keeps out is kept out of use as
     well, so use alone would hold a limit down that is the only thing in the way.
+
+    Ask now and then, and at every step while the limit is reached: what is kept out meanwhile may
+    miss its TTFT.
     """
     if use > above or running >= limit:
         limit = max(math.ceil(limit * grow), limit + 1)

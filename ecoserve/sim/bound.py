@@ -12,6 +12,7 @@ T <= TPOT (times PP stages, with D and m a micro-batch's) and D c fits in its KV
 - *any*: instances need not be alike. Of all points (D/T, m/T), the weighted mean that gives the
   highest rate; by linear programming duality that is the minimum over a of the best point's
   a (D/T)/(o - 1) + (1 - a) (m/T)/n.
+- *split*: some instances do nothing but prefill, the others nothing but decode.
 
 Attainment below 1 lets a system pass a bound: what it gives up costs nothing.
 """
@@ -33,17 +34,24 @@ class Bound:
     """Requests a second of the whole cluster.
 
     ``mixed``: all instances alike, prompts and decodes in the same steps. ``separate``: the same in
-    steps of their own. ``any``: instances may differ (disaggregation among them).
+    steps of their own. ``any``: instances may differ (disaggregation among them). ``prefill`` and
+    ``decode``: requests a second that one instance prefills, or decodes, if it does only that.
     """
 
     mixed: float
     separate: float
     any: float
+    prefill: float
+    decode: float
 
     @property
     def alike(self) -> float:
         """The bound of systems whose instances are all alike."""
         return max(self.mixed, self.separate)
+
+    def split(self, prefill: int, decode: int) -> float:
+        """The bound of so many instances that prefill and so many others that decode."""
+        return min(prefill * self.prefill, decode * self.decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +90,9 @@ def fluid_bound(
     prefill = max(chunk / stage(chunk, 0) for chunk in _CHUNKS[1:])
     if not means.steps:
         rate = cluster.instances * prefill / means.prompt
-        return Bound(rate, rate, rate)
+        return Bound(rate, rate, rate, prefill / means.prompt, math.inf)
     if stages * step(0, 1) > slo.tpot:
-        return Bound(0.0, 0.0, 0.0)
+        return Bound(0.0, 0.0, 0.0, prefill / means.prompt, 0.0)
     most = min(options.max_num_seqs, cost.kv_tokens / means.context)
     each = means.prompt / means.steps  # prompt tokens that come with a decode step
     mixed = _best(lambda d: stage(d * each, d), slo.tpot / stages, most / stages)
@@ -99,8 +107,11 @@ def fluid_bound(
     points = [(0.0, prefill), *_points(stage, most / stages, slo.tpot / stages)]
     best = _best_mean([(d / means.steps, p / means.prompt) for d, p in points])
     mixed, separate = mixed / means.steps, separate / means.steps
+    decode = _best(lambda d: stage(0, d), slo.tpot / stages, most / stages) / means.steps
     n = cluster.instances
-    return Bound(n * mixed, n * separate, n * max(best, mixed, separate))
+    return Bound(
+        n * mixed, n * separate, n * max(best, mixed, separate), prefill / means.prompt, decode
+    )
 
 
 def _best(seconds: Callable[[float], float], limit: float, most: float) -> float:

@@ -20,6 +20,11 @@ from ecoserve.sim.workload import Workload
 
 Progress = Callable[[str], None]
 
+# A search gives up what reaches less than this part of the best so far,
+_GIVEN_UP = 0.8
+# without a run where even this multiple of its fluid bound is less.
+_PASSED = 1.25
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -32,9 +37,11 @@ class Candidate:
 
     @property
     def guess(self) -> float:
-        """Where the search for goodput begins."""
-        split = isinstance(self.system, DistServe | MoonCake)
-        return self.bound.any if split else self.bound.alike
+        """Where the search for goodput begins: the fluid bound."""
+        if not isinstance(self.system, DistServe | MoonCake):
+            return self.bound.alike
+        prefills = self.system.prefills(self.cluster)
+        return min(self.bound.any, self.bound.split(prefills, self.cluster.instances - prefills))
 
     def seconds(self, cell: Cell) -> float:
         """How long its runs measure: the same for every system, as shorter runs flatter."""
@@ -168,7 +175,7 @@ def _search(
     progress: Progress,
 ) -> tuple[Candidate, float]:
     """Successive halving: short runs weed out, the last three meet in whole ones. The best, and
-    what it reached."""
+    what it reached. What is clearly below the best is given up: its rate counts as 0."""
     seeds = cell.tune_seeds
     near: float | None = None  # of the best so far
 
@@ -179,14 +186,15 @@ def _search(
             progress(f"{cell.system.name}: trying {one.system.name} {number}/{len(field)}")
             used = seeds if part == 1 else seeds[:1]
             fine = max(resolution, cell.resolution)
-            rate = _goodput(cell, work, one, used, fine, part, near).rate
+            least = _GIVEN_UP * max((rate for rate, _ in scored), default=0.0)
+            rate = _goodput(cell, work, one, used, fine, part, near, least).rate
             scored.append((rate, one))
             near = max(rate for rate, _ in scored)
             tried.append({**_chosen(one), "part": part, "rate": rate})
         scored.sort(key=lambda pair: pair[0], reverse=True)
         return [one for _, one in scored]
 
-    field = list(candidates)
+    field = sorted(candidates, key=lambda one: one.guess, reverse=True)
     for part, resolution in ((0.25, 0.05), (0.5, 0.02)):
         if len(field) > 3:
             field = rank(field, part, resolution)[: max(3, math.ceil(len(field) / 4))]
@@ -206,8 +214,10 @@ def _goodput(
     resolution: float,
     part: float,
     near: float | None,
+    least: float = 0.0,
 ) -> Goodput:
-    if one.guess <= 0:  # not even alone does a request keep the SLOs
+    # Not even alone does a request keep the SLOs; or the bound, which short runs may pass, says it.
+    if one.guess <= 0 or _PASSED * one.guess < least:
         return Goodput(0.0, 0.0, 0.0, (0.0,) * len(seeds))
 
     def unit(seed: int, count: int) -> Sequence[Arrival]:
@@ -221,6 +231,7 @@ def _goodput(
         target=cell.target,
         guess=one.guess,
         near=near,
+        least=least,
         seeds=seeds,
         seconds=part * one.seconds(cell),
         warmup=cell.warmup,

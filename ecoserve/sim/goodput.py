@@ -47,6 +47,7 @@ def goodput(
     target: float = 0.9,
     guess: float,
     near: float | None = None,
+    least: float = 0.0,
     seeds: Sequence[int] = (1, 2, 3),
     seconds: float = 600.0,
     warmup: float = 150.0,
@@ -58,8 +59,8 @@ def goodput(
     """The highest rate with attainment >= ``target`` and a stable queue.
 
     Searches around ``guess`` (the fluid bound is a good one), or from ``near``, a rate found for
-    much the same, to a relative ``resolution``; 0 where not even a hundredth of the guess is kept,
-    or only rates at which no request arrives in the measured time.
+    much the same, to a relative ``resolution``; 0 where not even ``least`` or a hundredth of the
+    guess is kept, or only rates at which no request arrives in the measured time.
     Each run's arrivals span ``warmup`` + ``seconds`` and those of the warm-up do not count. Every
     rate of a seed plays the same requests closer together or further apart (common random numbers),
     so systems are compared on the same requests. ``published``: attainment by the paper's
@@ -94,7 +95,8 @@ def goodput(
 
         known = [rate for rate in rates if rate > 0] or ([near] if near else [])
         start, stride = (mean(known), 1 + 2 * resolution) if known else (guess, 1.15)
-        rates.append(_highest(passes, start, stride, resolution, _LEAST * guess))
+        lowest = max(least, _LEAST * guess)
+        rates.append(_highest(passes, start, stride, resolution, lowest))
     middle = mean(rates)
     spread = 0.0
     if len(rates) > 1:

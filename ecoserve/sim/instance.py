@@ -414,19 +414,18 @@ class Instance:
 
     def measure(self, now: float) -> None:
         """Works out use, and the batch limit that follows it, as the worker does."""
-        if now - self._use_at < USE_EVERY:
-            return
-        self._use_at = now
         most = self._options.max_num_seqs
-        self.use = self._meter.use(
-            now,
-            self.slots,
-            tpot=self._tpot,
-            max_batch=most,
-            kv_tokens=self.memory.total * self.memory.block,
-            step_budget=self.role.step_budget,
-        )
-        if now - self._limit_at >= LIMIT_EVERY:
+        if now - self._use_at >= USE_EVERY:
+            self._use_at = now
+            self.use = self._meter.use(
+                now,
+                self.slots,
+                tpot=self._tpot,
+                max_batch=most,
+                kv_tokens=self.memory.total * self.memory.block,
+                step_budget=self.role.step_budget,
+            )
+        if self.active >= self.limit or now - self._limit_at >= LIMIT_EVERY:
             self._limit_at = now
             low = max(1, most // 4)
             self.limit = next_limit(self.limit, self.use, low, most, running=self.active)

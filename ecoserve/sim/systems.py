@@ -119,9 +119,13 @@ class DistServe:
     def name(self) -> str:
         return f"distserve-{self.prefill}p"
 
+    def prefills(self, cluster: Cluster) -> int:
+        """How many instances of the cluster prefill."""
+        return self.prefill * (cluster.instances // _together(cluster))
+
     def build(self, shop: Workshop) -> Serving:
         cluster = shop.cluster
-        size = cluster.per_node if cluster.per_node > 1 else cluster.instances
+        size = _together(cluster)
         if cluster.instances % size:
             raise ValueError(
                 f"cluster.instances must be a multiple of per_node {size}, not {cluster.instances}"
@@ -162,6 +166,10 @@ class MoonCake:
     @property
     def name(self) -> str:
         return f"mooncake-{self.prefill}p"
+
+    def prefills(self, cluster: Cluster) -> int:
+        """How many instances of the cluster prefill."""
+        return self.prefill
 
     def build(self, shop: Workshop) -> Serving:
         cluster = shop.cluster
@@ -253,6 +261,11 @@ def _positive(setting: str, value: int) -> int:
     if value < 1:
         raise ValueError(f"{setting} must be at least 1, not {value}")
     return value
+
+
+def _together(cluster: Cluster) -> int:
+    """Instances that DistServe takes to be on one node."""
+    return cluster.per_node if cluster.per_node > 1 else cluster.instances
 
 
 def _split(setting: str, prefill: int, of: int) -> None:

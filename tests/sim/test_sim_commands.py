@@ -183,6 +183,20 @@ def test_a_search_is_tuned_on_other_seeds_than_it_is_tested_on(
     assert high < 0.9
 
 
+def test_what_a_search_gives_up_would_not_have_been_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document = STUDY | {"gpus": 8, "layout": {"tp": 1}, "systems": "mooncake-best"}
+    (cell,) = parse(document | {"routings": ["least-loaded"]}, "test").cells()
+    figures = evaluate.evaluate(cell)
+    assert 0.0 in [one["rate"] for one in figures["tried"]]
+    monkeypatch.setattr(evaluate, "_GIVEN_UP", 0.0)
+    whole = evaluate.evaluate(cell)
+    assert 0.0 not in [one["rate"] for one in whole["tried"]]
+    assert figures["chosen"] == whole["chosen"]
+    assert figures["goodput"] == whole["goodput"]
+
+
 def test_all_systems_are_measured_over_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer runs find lower rates."""
     seconds: list[float] = []

@@ -475,3 +475,13 @@ def test_a_batch_sums_up_what_a_list_holds(data: st.DataObject) -> None:
         old = [r.slack(now) for r in running if r.sequence.number in settled]
         assert count == len(old)
         assert total == HERE(sum(old), abs=1e-9)
+
+
+def test_a_burst_after_a_lull_does_not_wait_for_the_batch_limit() -> None:
+    """Low use shrinks the limit to a quarter, 64; then 150 short requests come in a second."""
+    lull = [Arrival(0.5 * i, 10, 20) for i in range(60)]
+    burst = [Arrival(30.0 + i / 150, 1, 60) for i in range(150)]
+    system, cluster = EcoServe("paced"), Cluster(Plain(), 1)
+    outcomes = simulate(system, cluster, [*lull, *burst], SLO(1.0, 0.25)).outcomes
+    assert not any(o.late for o in outcomes)
+    assert all(o.met for o in outcomes)

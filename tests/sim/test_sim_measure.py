@@ -222,6 +222,18 @@ def test_ending_a_run_early_does_not_change_its_verdict(system: System, publishe
         assert kept == (met >= target and summary.stable), rate
 
 
+def test_what_is_below_the_least_of_interest_counts_as_nothing() -> None:
+    def found(least: float) -> float:
+        cluster = Cluster(Plain(), 1)
+        of = {"guess": 70.0, "seeds": (1,), "seconds": 80.0, "warmup": 10.0}
+        return goodput(VLLM(budget=100), cluster, ones(), SLO(0.2, 0.1), least=least, **of).rate
+
+    rate = found(0.0)
+    assert rate > 0
+    assert found(0.9 * rate) == rate
+    assert found(1.1 * rate) == 0.0
+
+
 # A run of a second shows no request at all at the lowest rates that are tried.
 @pytest.mark.parametrize(("guess", "seconds"), [(40.0, 60.0), (1.0, 1.0)])
 def test_no_rate_keeps_what_cannot_be_kept(guess: float, seconds: float) -> None:
@@ -261,6 +273,9 @@ def test_the_bound_worked_out_by_hand() -> None:
     # An instance for decode alone, D = 90, does 90 a second, one for prefill 99.
     split = 2 / (10 * 0.1 / 90 + 100 * (0.01 + 1.6384) / 16384)
     assert bound.any == pytest.approx(split, rel=1e-3)
+    assert bound.decode == HERE(90 / 0.1 / 10)
+    assert bound.split(3, 2) == HERE(min(3 * 16384 / (0.01 + 1.6384) / 100, 2 * 90))
+    assert bound.split(1, 2) == HERE(16384 / (0.01 + 1.6384) / 100)
     assert bound.alike == bound.mixed
 
 

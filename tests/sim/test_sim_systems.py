@@ -137,6 +137,13 @@ def test_prompts_go_where_their_decodes_are_not_all() -> None:
     assert 18 <= decoded.count("i1") <= 22
 
 
+def test_a_ratio_is_of_a_node_in_distserve_and_of_all_in_mooncake() -> None:
+    cluster = Cluster(Plain(), 8, per_node=4)
+    assert DistServe(3).prefills(cluster) == 6
+    assert DistServe(3).prefills(Cluster(Plain(), 8, per_node=1)) == 3
+    assert MoonCake(3).prefills(cluster) == 3
+
+
 def test_prompts_go_where_the_nic_is_free() -> None:
     """KV of a second each at two a second: with one NIC each waits longer than the last."""
     slow = Wire(1e7, 1.0, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -152,10 +153,22 @@ def test_phase_switches_are_told_with_their_reason(instance: Instance, channel: 
     assert told == [("prefill", 1.0, "nothing decodes"), ("decode", 3.0, "backlog is small")]
 
 
-def test_the_batch_limit_moves_within_bounds_and_once_a_second(instance: Instance) -> None:
+def test_the_batch_limit_shrinks_within_bounds_and_once_a_second(instance: Instance) -> None:
+    limits = []
     for step in range(1, 200):
         instance.measure(step * 0.05, running=0)
-    assert instance.batch_limit == 2  # a quarter of the engine's own
-    for step in range(200, 400):
-        instance.measure(step * 0.05, running=instance.batch_limit)
-    assert instance.batch_limit == 8  # what is full is not made smaller
+        limits.append(instance.batch_limit)
+    assert limits[18:20] == [8, 7]
+    assert limits[-1] == 2  # a quarter of the engine's own
+    changes = sum(one != other for one, other in pairwise(limits))
+    assert changes <= 10
+
+
+def test_a_batch_limit_that_is_reached_grows_with_every_step(instance: Instance) -> None:
+    for step in range(1, 200):
+        instance.measure(step * 0.05, running=0)
+    grown = []
+    for step in range(6):
+        instance.measure(10 + step * 0.05, running=instance.batch_limit)
+        grown.append(instance.batch_limit)
+    assert grown == [3, 4, 5, 6, 8, 8]

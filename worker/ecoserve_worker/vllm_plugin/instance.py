@@ -304,19 +304,19 @@ class Instance:
     def measure(self, now: float, running: int) -> None:
         """Brings use and the dynamic batch size up to date, where it is time, with so many
         sequences running."""
-        if now - self._use_at < _USE_INTERVAL:
-            return
-        self._use_at = now
-        self._busy = self._meter.busy(now)
-        self.use = self._meter.use(
-            now,
-            self.fit.model,
-            tpot=self._settings.tpot,
-            max_batch=self._max_batch,
-            kv_tokens=self._kv_tokens,
-            step_budget=self._step_budget,
-        )
-        if now - self._limit_at < _LIMIT_INTERVAL:
+        if now - self._use_at >= _USE_INTERVAL:
+            self._use_at = now
+            self._busy = self._meter.busy(now)
+            self.use = self._meter.use(
+                now,
+                self.fit.model,
+                tpot=self._settings.tpot,
+                max_batch=self._max_batch,
+                kv_tokens=self._kv_tokens,
+                step_budget=self._step_budget,
+            )
+        # A limit that is reached keeps requests waiting: it grows at once, not when its time comes.
+        if running < self.batch_limit and now - self._limit_at < _LIMIT_INTERVAL:
             return
         self._limit_at = now
         # Low use comes from few requests, not from too large a batch, so the limit stays where a
