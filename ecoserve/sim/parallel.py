@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
@@ -51,7 +52,7 @@ def run(
             take(cell, one(cell))
         return
     queue = iter(left)
-    with ProcessPoolExecutor(min(jobs, max(len(left), 1)), mp_context=_SPAWN) as pool:
+    with _pool(jobs, len(left)) as pool:
         running: dict[Future[Row], Cell] = {}
         try:
             while True:
@@ -70,6 +71,23 @@ def run(
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+def _pool(jobs: int, tasks: int) -> ProcessPoolExecutor:
+    processes = min(jobs, max(tasks, 1))
+    return ProcessPoolExecutor(processes, mp_context=_SPAWN, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """A process of a pool waits for work for ever if the one that made it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def one(cell: Cell) -> Row:
@@ -93,7 +111,7 @@ def attainments(
         if found["figures"].get("goodput")
         for share in (0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4)
     ]
-    with ProcessPoolExecutor(min(jobs, max(len(asked), 1)), mp_context=_SPAWN) as pool:
+    with _pool(jobs, len(asked)) as pool:
         futures = {pool.submit(attainment, *one): one for one in asked}
         for future in as_completed(futures):
             cell, rate, _ = futures[future]

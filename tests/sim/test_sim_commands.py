@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from e2e.harness import descendants, until
 from ecoserve.cli import app
 from ecoserve.sim import evaluate, parallel
 from ecoserve.sim import table as tables
@@ -128,6 +129,21 @@ def test_nothing_is_said_to_be_kept_where_nothing_is(monkeypatch: pytest.MonkeyP
     assert stopped.exit_code == 130
     assert "stopped" in stopped.output
     assert "kept" not in stopped.output
+
+
+def test_processes_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
+    command = ("-m", "ecoserve", "sim", "matrix", "--quick", "--jobs", "2")
+    running = subprocess.Popen(
+        [sys.executable, *command, "--results", tmp_path / "r.jsonl"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    # Two that work, and one of multiprocessing's own.
+    until(lambda: len(descendants(running.pid)) == 3)
+    started = descendants(running.pid)
+    running.kill()
+    running.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 
 def test_cells_beyond_the_time_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
