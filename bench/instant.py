@@ -238,7 +238,7 @@ async def main(port: int, scheduler: str, count: int, rate: float, gap: float = 
     async with server, contextlib.AsyncExitStack() as stack:
         if scheduler != "-":
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(scheduler))
-            stub = session_pb2_grpc.SessionStub(channel)
+            stub = session_pb2_grpc.SessionStub(channel)  # type: ignore[no-untyped-call]
             await asyncio.gather(
                 *(_session(stub, w, i, port, rate) for i, w in enumerate(workers.values()))
             )

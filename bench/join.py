@@ -51,7 +51,7 @@ async def declare_cold(options: Any) -> None:
     """Declares the cluster anew, as it is but for the way in which instances join."""
     line = front_end(await find(options)).cmdline()
     async with grpc.aio.insecure_channel(line[line.index("--scheduler") + 1]) as channel:
-        admin = AdminStub(channel)
+        admin = AdminStub(channel)  # type: ignore[no-untyped-call]
         (name,) = (await get(f"{options.scheduler}/state"))["clusters"]
         state = await admin.Get(admin_pb2.GetRequest(name=name))
         state.cluster.cold_joins = options.cold

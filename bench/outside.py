@@ -208,7 +208,7 @@ def compare(case: Case, o: Any) -> dict[str, Any]:
         "theirs": [goodput(case.theirs, case, seed, o) for seed in seeds],
     }
     middle = {who: mean(found) for who, found in rates.items()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for share in SHARES:
         rate = share * middle["ours"]
         arrivals = workload(rate, o.requests * case.instances, 1)

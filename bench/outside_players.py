@@ -194,7 +194,7 @@ class Vidur:
         logging.getLogger("vidur").setLevel(logging.WARNING)
         dummy = ExecutionTimePredictorType.DUMMY
 
-        class Given(config.BaseExecutionTimePredictorConfig):
+        class Given(config.BaseExecutionTimePredictorConfig):  # type: ignore[misc]
             @staticmethod
             def get_type() -> Any:
                 return dummy

@@ -108,7 +108,7 @@ async def world(options: Any, workers: int, router: str | None) -> AsyncIterator
             "--grpc", f"127.0.0.1:{scheduler}", "--http", f"127.0.0.1:{http}",
         )  # fmt: skip
         async with grpc.aio.insecure_channel(f"127.0.0.1:{scheduler}") as channel:
-            stub = admin_pb2_grpc.AdminStub(channel)
+            stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
             names = [f"w{i}" for i in range(workers)]
             declared = admin_pb2.Cluster(
                 name="c",
@@ -162,7 +162,7 @@ async def _apply(stub: Any, declared: admin_pb2.Cluster) -> bool:
 
 async def _accepted(stub: Any, count: int) -> bool:
     state = await stub.Get(admin_pb2.GetRequest(name="c"))
-    return sum(i.state == "accepted" for i in state.instances) == count
+    return bool(sum(i.state == "accepted" for i in state.instances) == count)
 
 
 async def _answers(place: str) -> bool:
@@ -206,7 +206,7 @@ async def compare(options: Any, them: Processes, places: dict[str, str], size: i
     made = requests(size)
     found: dict[str, Any] = {}
     single = await rounds(options, places, 1, made, None)
-    own = statistics.median(np.median(r) for r in single["worker"])
+    own = statistics.median(float(np.median(r)) for r in single["worker"])
     for name, runs in single.items():
         found[name] = {"one_connection": milliseconds([x for r in runs for x in r])}
         if name != "worker":

@@ -58,8 +58,8 @@ async def start(
     async for line in process.stdout:
         text = line.decode().rstrip()
         print(text, flush=True)
-        name, _, value = text.strip().partition("  ")
-        named[name.strip()] = value.strip()
+        key, _, shown = text.strip().partition("  ")
+        named[key.strip()] = shown.strip()
         if text.startswith("Ctrl-C stops"):
             return process, named
     raise SystemExit("it did not start")
@@ -87,7 +87,8 @@ async def watch(
 
 def calls(rates: list[float], seconds: list[float], output: int) -> list[Call]:
     """Poisson arrivals at each rate in turn."""
-    rng, begin, found = np.random.default_rng(3), 0.0, []
+    rng, begin = np.random.default_rng(3), 0.0
+    found: list[Call] = []
     for rate, lasting in zip(rates, seconds, strict=True):
         at = begin + rng.exponential(1 / rate)
         while at < begin + lasting:

@@ -164,7 +164,7 @@ async def main(options: Any) -> None:
             "--grpc", f"127.0.0.1:{scheduler}", "--http", f"127.0.0.1:{http}",
         )  # fmt: skip
         async with grpc.aio.insecure_channel(f"127.0.0.1:{scheduler}") as channel:
-            stub = admin_pb2_grpc.AdminStub(channel)
+            stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
 
             async def applied() -> bool:
                 await stub.Apply(admin_pb2.ApplyRequest(cluster=declared(12)))
@@ -172,7 +172,7 @@ async def main(options: Any) -> None:
 
             async def accepted() -> bool:
                 state = await stub.Get(admin_pb2.GetRequest(name="c"))
-                return sum(i.state == "accepted" for i in state.instances) == len(WORKERS)
+                return bool(sum(i.state == "accepted" for i in state.instances) == len(WORKERS))
 
             await until("the scheduler is up", applied, 60.0)
             them.start(
