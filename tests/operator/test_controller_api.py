@@ -297,15 +297,22 @@ async def test_kinds_of_others_may_be_installed_and_removed_later(
         try:
             await asyncio.to_thread(kube.install, [crd])
 
-            async def made() -> bool:
-                return bool((await esc.api.list_all(monitors, namespace))[0])
+            async def made() -> dict[str, str]:
+                found = (await esc.api.list_all(monitors, namespace))[0]
+                return {one["metadata"]["name"]: one["metadata"]["uid"] for one in found}
 
-            await until(made, "no PodMonitor")
-            # It is watched, so what others do to it is mended.
-            [monitor] = (await esc.api.list_all(monitors, namespace))[0]
-            metadata = monitor["metadata"]
-            await esc.api.delete(monitors, namespace, metadata["name"], metadata["uid"])
-            await until(made, "no PodMonitor any more")
+            async def all_made() -> bool:
+                return len(await made()) == 2  # of the workers, and of the gateway
+
+            await until(all_made, "no PodMonitors")
+            # They are watched, so what others do to them is mended.
+            name, uid = next(iter((await made()).items()))
+            await esc.api.delete(monitors, namespace, name, uid)
+
+            async def made_again() -> bool:
+                return (await made()).get(name, uid) != uid
+
+            await until(made_again, "the PodMonitor is not there any more")
         finally:
             kube.kubectl("delete", "crd", crd["metadata"]["name"])
             path = f"/apis/{monitors.group}/{monitors.version}"
