@@ -117,9 +117,9 @@ def _highest(
             rate *= stride
         else:
             bad = rate
-            rate /= stride
-            if rate < least:
+            if rate <= least:
                 return 0.0
+            rate = max(rate / stride, least)
         if good and bad < math.inf:
             break
         stride = min(stride**1.5, 4.0)

@@ -26,8 +26,8 @@ STUDY: dict[str, Any] = {
     "layout": "best",
     "systems": "default",
     "requests": 150,
-    "min_seconds": 5,
-    "warmup": 3,
+    "min_seconds": 40,
+    "warmup": 20,
     "resolution": 0.05,
     "seeds": [11],
 }
@@ -85,7 +85,7 @@ def settled(rate: float, capacity: float, begin: int, settings: Settings) -> int
     raise AssertionError(f"still moving at {count}")
 
 
-@pytest.mark.parametrize(("load", "planned", "grown", "shrunk"), [(1.9, 2, 2, 3), (5.2, 5, 6, 8)])
+@pytest.mark.parametrize(("load", "planned", "grown", "shrunk"), [(1.6, 2, 2, 3), (5.0, 5, 6, 8)])
 def test_predictive_scaling_asks_for_the_plan_and_its_room(
     load: float, planned: int, grown: int, shrunk: int
 ) -> None:
@@ -139,7 +139,7 @@ def test_the_best_of_several_systems() -> None:
     assert {plan.system for plan in best(alone)} == {"paced"}
     with pytest.raises(ValueError, match="two instances"):
         best(alone[1:])
-    rate = 1.2 * max(plan.goodput for plan in best(alone))
+    rate = 0.8 * max(plan.goodput for plan in best(alone))
     assert {plan.gpus for plan in best(cells, rate) if not plan.ours} == {2}
 
 
