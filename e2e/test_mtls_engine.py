@@ -24,7 +24,7 @@ from tests.gateway.world import free_port, until
 MODEL = "SmolLM2-135M-Instruct"
 QUESTION = {
     "model": MODEL,
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "messages": [{"role": "user", "content": "What is the capital of Japan?"}],
     "temperature": 0,
 }
 START_S = 900.0
@@ -84,7 +84,7 @@ async def test_a_real_engine_rotates_in_the_middle_of_a_stream(
     try:
         await it.connect([worker], START_S)
         answer = await it.envoy.ask(json=QUESTION)
-        assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+        assert "Tokyo" in answer.json()["choices"][0]["message"]["content"]
 
         # What the kubelet and Prometheus see is plain.
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.health_port}") as plain:

@@ -21,7 +21,7 @@ from ecoserve.local.machine import port_in_use
 
 pytestmark = [pytest.mark.engine, pytest.mark.envoy, pytest.mark.timeout(600)]
 
-CAPITAL = {"role": "user", "content": "What is the capital of France?"}
+CAPITAL = {"role": "user", "content": "What is the capital of Japan?"}
 
 
 @pytest.fixture
@@ -50,17 +50,17 @@ def test_the_printed_commands_work(up: Running) -> None:
         return done.stdout
 
     answer = json.loads(run(plain))["choices"][0]["message"]["content"]
-    assert "Paris" in answer
+    assert "Tokyo" in answer
     events = [line.removeprefix("data: ") for line in run(stream).splitlines() if line]
     assert events[-1] == "[DONE]"
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
-    assert "Paris" in "".join(delta.get("content") or "" for delta in deltas)
+    assert "Tokyo" in "".join(delta.get("content") or "" for delta in deltas)
 
 
 def test_the_openai_client(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [NAME]
     chat = client.chat.completions.create(model=NAME, messages=[CAPITAL], temperature=0)
-    assert "Paris" in (chat.choices[0].message.content or "")
+    assert "Tokyo" in (chat.choices[0].message.content or "")
     assert chat.usage is not None
     assert chat.usage.completion_tokens > 0
     completion = client.completions.create(

@@ -117,15 +117,15 @@ def test_a_chat_and_a_stream_through_the_service(
         assert forward.stdout is not None
         assert forward.stdout.readline().startswith("Forwarding")
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        question = [{"role": "user", "content": "What is the capital of France?"}]
+        question = [{"role": "user", "content": "What is the capital of Japan?"}]
         body = {"model": MODEL, "messages": question, "temperature": 0, "max_tokens": 16}
         answer = httpx.post(url, json=body, timeout=120).raise_for_status().json()
-        assert "Paris" in answer["choices"][0]["message"]["content"]
+        assert "Tokyo" in answer["choices"][0]["message"]["content"]
         streamed = httpx.post(url, json=body | {"stream": True}, timeout=120).raise_for_status()
         events = [line[6:] for line in streamed.text.splitlines() if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
         pieces = [json.loads(event)["choices"][0]["delta"].get("content") for event in events[:-1]]
-        assert "Paris" in "".join(filter(None, pieces))
+        assert "Tokyo" in "".join(filter(None, pieces))
     finally:
         forward.terminate()
         forward.wait(10)

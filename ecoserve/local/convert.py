@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-QUESTION, ANSWER = "What is the capital of France?", "Paris"
+# The answer's first token leads by more than the rounding of bfloat16 on any CPU: asked for France
+# instead, the model answers in French on some.
+QUESTION, ANSWER = "What is the capital of Japan?", "Tokyo"
 
 
 def convert(gguf: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ from ecoserve.local.engine import Model
 from ecoserve.local.options import Options
 from ecoserve.local.slo import Derived
 
-_QUESTION = "What is the capital of France?"
+_QUESTION = "What is the capital of Japan?"
 
 
 def question(model: str, path: str) -> dict[str, Any]:
