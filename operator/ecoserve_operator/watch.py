@@ -29,6 +29,9 @@ Sink: TypeAlias = Callable[[Kind, str | None, Json], None]
 
 RESTART_S = 2.0
 BACKOFFS_S = (0.5, 1.0, 2.0, 4.0)
+# kopf may wait for ever for a watcher that it has cancelled. It is given so long to end; then its
+# thread, which does nothing any more, is left to itself.
+ENDS_S = 5.0
 
 # It tells of every event that it delivers, and that it does not mind signals in a thread.
 logging.getLogger("kopf").setLevel(logging.WARNING)
@@ -74,25 +77,32 @@ def _run(
     ended: Callable[[], None],
 ) -> None:
     async def run() -> None:
-        try:
-            await kopf.operator(
-                registry=_registry(kinds, deliver),
+        ends = asyncio.Event()
+        working = asyncio.create_task(
+            kopf.operator(
+                registry=_registry(kinds, deliver, ends),
                 settings=_settings(kinds),
                 clusterwide=namespace is None,
                 namespaces=() if namespace is None else (namespace,),
                 standalone=True,
                 stop_flag=stop,
             )
+        )
+        ending = asyncio.create_task(ends.wait())
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working}, timeout=ENDS_S)
+            if working.done():
+                await working
         finally:
             # kopf waits for it in a thread, and the loop does not close before that has ended.
             stop.set()
+            ended()
 
     try:
         asyncio.run(run())
     except Exception:
         log.exception("the watches have failed")
-    finally:
-        ended()
 
 
 def _settings(kinds: tuple[Kind, ...]) -> kopf.OperatorSettings:
@@ -108,8 +118,12 @@ def _settings(kinds: tuple[Kind, ...]) -> kopf.OperatorSettings:
     return settings
 
 
-def _registry(kinds: tuple[Kind, ...], deliver: Sink) -> kopf.OperatorRegistry:
+def _registry(kinds: tuple[Kind, ...], deliver: Sink, ends: asyncio.Event) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
+
+    @kopf.on.cleanup(registry=registry)
+    async def cleanup(**_: Any) -> None:
+        ends.set()
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:

@@ -86,15 +86,20 @@ async def test_an_overlay_that_makes_no_pod_is_told_once(esc: Operator) -> None:
     await esc.tells("InvalidSpec")
     await esc.at_rest()
     # What serves is made known to a new scheduler by a new controller all the same.
+    await made_known_anew(esc)
+    assert (await esc.cluster())["status"]["nextIndex"] == 1, "an index was spent"
+    await esc.change(podTemplate=None)
+    await esc.settle(2)
+
+
+async def made_known_anew(esc: Operator) -> None:
+    """A new controller tells a new scheduler of the one instance that serves."""
     await esc.stop()
     await esc.scheduler.stop()
     await esc.scheduler.start()
     await esc.start()
     await until(lambda: esc.scheduler.clusters, "the cluster is not declared")
     assert list(esc.scheduler.sizes(f"{NAMESPACE}/demo").values()) == [["demo-0"]]
-    assert (await esc.cluster())["status"]["nextIndex"] == 1, "an index was spent"
-    await esc.change(podTemplate=None)
-    await esc.settle(2)
 
 
 async def test_a_stored_spec_that_is_not_valid_any_more_goes_on_serving(esc: Operator) -> None:
@@ -104,12 +109,7 @@ async def test_a_stored_spec_that_is_not_valid_any_more_goes_on_serving(esc: Ope
     await esc.change(replicas=2, minReplicas=5, maxReplicas=3, drain={"timeout": "9000h"})
     await esc.becomes("Degraded", "True")
     assert "spec.drain.timeout: " in (await esc.condition("Degraded"))["message"]
-    await esc.stop()
-    await esc.scheduler.stop()
-    await esc.scheduler.start()
-    await esc.start()
-    await until(lambda: esc.scheduler.clusters, "the cluster is not declared")
-    assert list(esc.scheduler.sizes(f"{NAMESPACE}/demo").values()) == [["demo-0"]]
+    await made_known_anew(esc)
     await esc.change(minReplicas=1, drain=None)
     await esc.settle(2)
     assert (await esc.condition("Degraded"))["status"] == "False"
@@ -167,6 +167,7 @@ async def test_a_watch_that_was_refused_begins_again(
     server: Emulator, esc: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "RESTART_S", 0.1)
+    monkeypatch.setattr(watch, "ENDS_S", 0.5)
     monkeypatch.setattr(watch, "BACKOFFS_S", (0.01,))
     asked = 0
 
