@@ -77,10 +77,15 @@ def _run(
     ended: Callable[[], None],
 ) -> None:
     async def run() -> None:
-        ends = asyncio.Event()
+        registry, ends = _registry(kinds, deliver), asyncio.Event()
+
+        @kopf.on.cleanup(registry=registry)
+        async def cleanup(**_: Any) -> None:
+            ends.set()
+
         working = asyncio.create_task(
             kopf.operator(
-                registry=_registry(kinds, deliver, ends),
+                registry=registry,
                 settings=_settings(kinds),
                 clusterwide=namespace is None,
                 namespaces=() if namespace is None else (namespace,),
@@ -118,12 +123,8 @@ def _settings(kinds: tuple[Kind, ...]) -> kopf.OperatorSettings:
     return settings
 
 
-def _registry(kinds: tuple[Kind, ...], deliver: Sink, ends: asyncio.Event) -> kopf.OperatorRegistry:
+def _registry(kinds: tuple[Kind, ...], deliver: Sink) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
-
-    @kopf.on.cleanup(registry=registry)
-    async def cleanup(**_: Any) -> None:
-        ends.set()
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
