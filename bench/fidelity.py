@@ -3,8 +3,9 @@
 Five times over, `ecoserve up` is started afresh with two workers: calls one by one show what
 gateway and server add, a load of other prompts lets the engines' own latency models settle, then
 the trace is played at each rate. The prompts are the same in every run. Each engine process is
-under a fixed CPU quota; what stands before the engines has the rest of the machine, as it has where
-the engine is a GPU, so that a step does not slow down with the streams that are being answered.
+under a fixed quota of one CPU that the engines share; what stands before them has the others, as it
+has all CPUs where the engine is a GPU. So a step takes the same time whatever the other engine does
+and however many streams are being answered.
 
 The simulator is given what was measured before the trace was played, the mean over engines and
 runs: the latency model that the engines report, its error as the noise of step times, what a call
@@ -246,7 +247,7 @@ async def main() -> None:
     )
     parser.add_argument("--calls", type=int, default=120, help="of the trace, at each rate")
     parser.add_argument("--alone", type=int, default=10, help="calls one by one")
-    parser.add_argument("--cores", type=float, default=0.6, help="quota of each engine")
+    parser.add_argument("--cores", type=float, default=0.45, help="quota of each engine")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     o = parser.parse_args()

@@ -116,7 +116,12 @@ async def behind_router(at: Setting, kind: str, policy: str) -> AsyncIterator[st
 
 @contextlib.asynccontextmanager
 async def ecoserve(at: Setting, *, engines_only: bool = False) -> AsyncIterator[str]:
-    """`ecoserve up` with its workers, or only their engine processes, under the quota; its URL."""
+    """`ecoserve up` with its workers under the quota; its URL.
+
+    ``engines_only``: only their engine processes are. They share the first CPU and all else has the
+    others: CPUs may be halves of one core, whose engines would slow each other, the more the busier
+    they are.
+    """
     (port,) = free_ports(1)
     command: tuple[str, ...] = (sys.executable, "-m", "ecoserve", "up", "--port", str(port))
     command += ("--workers", str(WORKERS), "--run-dir", str(at.directory / "run"))
@@ -136,6 +141,11 @@ async def ecoserve(at: Setting, *, engines_only: bool = False) -> AsyncIterator[
         for folder, pids in zip(folders, workers, strict=True):
             for pid in pids:
                 quota.move(folder, pid)
+        first, *others = sorted(os.sched_getaffinity(0))
+        if engines_only and others:
+            engines = {pid for pids in workers for pid in pids}
+            for pid in descendants(os.getpid()):
+                quota.pin(pid, {first} if pid in engines else set(others))
         yield server.url
 
 

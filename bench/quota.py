@@ -47,6 +47,13 @@ def group(name: str, cores: float) -> Iterator[Path]:
         folder.rmdir()
 
 
+def pin(pid: int, cpus: set[int]) -> None:
+    """Has a process with all its threads run on those CPUs only."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), cpus)
+
+
 def move(folder: Path, pid: int) -> None:
     """Puts a process with all that it starts from now on into the group."""
     (folder / "cgroup.procs").write_text(str(pid))

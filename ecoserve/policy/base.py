@@ -28,6 +28,8 @@ class Policy(Protocol):
     """A scheduling policy; implementations are frozen dataclasses whose fields are its settings."""
 
     name: ClassVar[str]
+    mixes: ClassVar[bool]
+    """Whether it makes steps that hold prompt tokens beside decodes."""
 
     def step(self, view: EngineView) -> StepPlan:
         """What the instance's next step holds."""

@@ -32,6 +32,7 @@ class Paced:
     chunk: int = 16
 
     name: ClassVar[str] = "paced"
+    mixes: ClassVar[bool] = True
     _window: Window = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -47,6 +47,7 @@ class PaDG:
     chunk: int = 256
 
     name: ClassVar[str] = "padg"
+    mixes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least(self, "backlog", 0)

@@ -21,6 +21,7 @@ class Paper:
     """
 
     name: ClassVar[str] = "paper"
+    mixes: ClassVar[bool] = False
 
     def step(self, view: EngineView) -> StepPlan:
         """Whatever waits is prefilled before anything decodes."""

@@ -41,6 +41,7 @@ class Window:
     chunk: int = 64
 
     name: ClassVar[str] = "window"
+    mixes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least(self, "worth", 0.01)

@@ -44,8 +44,9 @@ class Candidate:
         return min(self.bound.any, self.bound.split(prefills, self.cluster.instances - prefills))
 
     def seconds(self, cell: Cell) -> float:
-        """How long its runs measure: the same for every system, as shorter runs flatter."""
-        return seconds(cell, self.bound.alike)
+        """How long its runs measure: the same for every system, as shorter runs flatter, and
+        whatever mixed steps cost."""
+        return seconds(cell, self.bound.separate)
 
 
 def evaluate(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
@@ -58,6 +59,22 @@ def evaluate(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
 
     Raises ``ValueError`` for a cell that cannot be simulated.
     """
+    figures = measured(cell, progress)
+    return figures | limits(cell, figures)
+
+
+def limits(cell: Cell, figures: Mapping[str, Any]) -> dict[str, float]:
+    """The fluid bound of what was chosen for the cell, and the goodput as a share of it."""
+    layout = _layout(cell, figures)
+    bound = fluid_bound(cell.cluster(layout), _sample(cell), cell.workload().slo, cell.options())
+    share = figures["goodput"] / bound.alike if bound.alike > 0 else 0.0
+    return {"bound": bound.alike, "bound_any": bound.any, "share": share}
+
+
+def measured(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """What ``evaluate`` says, but for the ``limits``; the same for all that are ``Cell.played``
+    alike."""
+    cell = cell.played
     work = cell.workload()
     candidates = prepare(cell)
     tried: list[dict[str, Any]] = []
@@ -71,9 +88,6 @@ def evaluate(cell: Cell, progress: Progress = lambda _: None) -> dict[str, Any]:
         "low": found.low,
         "high": found.high,
         "rates": list(found.rates),
-        "bound": best.bound.alike,
-        "bound_any": best.bound.any,
-        "share": found.rate / best.bound.alike if best.bound.alike > 0 else 0.0,
         "instances": best.cluster.instances,
         "chosen": _chosen(best),
     }
@@ -106,10 +120,13 @@ def play(cell: Cell, rate: float, seed: int, *, keep_steps: bool = False) -> tup
 def attainment(cell: Cell, rate: float, figures: Mapping[str, Any]) -> float:
     """Share of requests within both SLOs at ``rate``, the mean over the seeds, for what
     ``evaluate`` chose."""
-    chosen = figures["chosen"]
-    layout = next(one for one in cell.layouts() if str(one) == chosen["layout"])
-    system = variants.load(chosen["system"])
-    return _attainment(cell, cell.cluster(layout), system, rate)[0]
+    system = variants.load(figures["chosen"]["system"])
+    return _attainment(cell, cell.cluster(_layout(cell, figures)), system, rate)[0]
+
+
+def _layout(cell: Cell, figures: Mapping[str, Any]) -> Layout:
+    """The layout that was chosen."""
+    return next(one for one in cell.layouts() if str(one) == figures["chosen"]["layout"])
 
 
 def holds(cell: Cell, rate: float) -> bool:
@@ -150,7 +167,7 @@ def prepare(cell: Cell) -> list[Candidate]:
     Raises ``ValueError`` if nothing of it can be built.
     """
     work = cell.workload()
-    sample = [a for seed in cell.seeds for a in work.arrivals(1.0, cell.requests, seed)]
+    sample = _sample(cell)
     found: list[Candidate] = []
     problems = []
     for layout in cell.layouts():
@@ -165,6 +182,12 @@ def prepare(cell: Cell) -> list[Candidate]:
     if not found:
         raise problems[0]
     return found
+
+
+def _sample(cell: Cell) -> list[Arrival]:
+    """The requests whose lengths the fluid bound is of."""
+    work = cell.workload()
+    return [a for seed in cell.seeds for a in work.arrivals(1.0, cell.requests, seed)]
 
 
 def _search(

@@ -165,6 +165,14 @@ class Cell(_Study):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def played(self) -> Cell:
+        """The cell whose runs are this one's too: what mixed steps cost says nothing of a system
+        that makes none."""
+        if not self.mixing or variants.mixes(self.system.system):
+            return self
+        return self.model_copy(update={"mixing": 0.0})
+
+    @property
     def target(self) -> float:
         return self.percentile / 100
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 
-from ecoserve.sim.evaluate import attainment, evaluate
+from ecoserve.sim.evaluate import attainment, limits, measured
 from ecoserve.sim.experiment import Cell
 from ecoserve.sim.results import Results, Row, row
 
@@ -32,35 +32,40 @@ def run(
     done: Done,
     seconds: float = float("inf"),
 ) -> None:
-    """Runs the cells that ``results`` lacks; ``done`` is told of each.
+    """Runs the cells that ``results`` lacks; ``done`` is told of each. What is played alike
+    (``Cell.played``) is played once.
 
     None is begun after ``seconds``. A cell that cannot be simulated gets a row with the reason as
     ``error``; any other failure ends the run, with all that was finished kept.
     """
     end = time.monotonic() + seconds
-    unique = {cell.key: cell for cell in cells}.values()
-    left = [cell for cell in unique if results.get(cell) is None]
+    alike: dict[str, list[Cell]] = {}
+    for cell in {cell.key: cell for cell in cells}.values():
+        if results.get(cell) is None:
+            alike.setdefault(cell.played.key, []).append(cell)
+    left = list(alike.values())
 
-    def take(cell: Cell, found: Row) -> None:
-        results.add(found)
-        done(cell, found)
+    def take(some: Sequence[Cell], found: Sequence[Row]) -> None:
+        for cell, its in zip(some, found, strict=True):
+            results.add(its)
+            done(cell, its)
 
     if jobs == 1 or len(left) == 1:
-        for cell in left:
+        for some in left:
             if time.monotonic() >= end:
                 return
-            take(cell, one(cell))
+            take(some, rows(some))
         return
     queue = iter(left)
     with _pool(jobs, len(left)) as pool:
-        running: dict[Future[Row], Cell] = {}
+        running: dict[Future[list[Row]], Sequence[Cell]] = {}
         try:
             while True:
                 while len(running) < jobs and time.monotonic() < end:
                     following = next(queue, None)
                     if following is None:
                         break
-                    running[pool.submit(one, following)] = following
+                    running[pool.submit(rows, following)] = following
                 if not running:
                     return
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -90,14 +95,16 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def one(cell: Cell) -> Row:
-    """The row of a cell."""
+def rows(alike: Sequence[Cell]) -> list[Row]:
+    """The rows of cells that are played alike; the time that it took is shared among them."""
     start = time.process_time()
     try:
-        figures = evaluate(cell)
+        figures = measured(alike[0])
+        found = [figures | limits(cell, figures) for cell in alike]
     except ValueError as error:
-        figures = {"error": str(error)}
-    return row(cell, figures, time.process_time() - start)
+        found = [{"error": str(error)} for _ in alike]
+    took = (time.process_time() - start) / len(alike)
+    return [row(cell, its, took) for cell, its in zip(alike, found, strict=True)]
 
 
 def attainments(

@@ -83,6 +83,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def mixes(name: str) -> bool:
+    """Whether the system makes steps that hold prompt tokens beside decodes."""
+    kind, _, _ = _parse(name)
+    return POLICIES[_policy(name)].mixes if kind is EcoServe else kind is Sarathi
+
+
 def build(
     name: str,
     settings: Mapping[str, Any],

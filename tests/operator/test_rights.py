@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,14 @@ from ecoserve_operator.cluster_api import CLUSTERS, MACROS, PODS, ApiError, Json
 from ecoserve_operator.crd import crds
 from ecoserve_operator.objects import KINDS, OPTIONAL
 
+from e2e.kube.audit import POLICY, granted, used
 from tests.operator.control_world import Mortal, until
 from tests.operator.kube_api import ApiServer, api_server, kubeconfig_of
 from tests.operator.manifests import foreign_crd
 from tests.operator.operated import Operator, operator
 from tests.operator.test_chart import VARIANTS, container, operator_pod, rendered
 
-Right = tuple[str, str, str]  # group, resource, verb
-
 SYSTEM = "system"  # where the chart is rendered for
-AUDIT = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
-}
 
 
 class Disturbed(Mortal):
@@ -54,7 +46,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """An API server that writes down what service accounts ask for, with the kinds of others that
     the operator can use."""
     folder = tmp_path_factory.mktemp("audited")
-    (folder / "policy.yaml").write_text(yaml.safe_dump(AUDIT))
+    (folder / "policy.yaml").write_text(yaml.safe_dump(POLICY))
     flags = (f"--audit-policy-file={folder / 'policy.yaml'}", f"--audit-log-path={_log(folder)}")
     with api_server(folder, *flags) as server:
         foreign = [foreign_crd(kind) for kind in OPTIONAL if kind.group != "discovery.k8s.io"]
@@ -65,39 +57,6 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 def _log(folder: Path) -> Path:
     return folder / "audit.log"
-
-
-def granted(objects: list[Json]) -> set[Right]:
-    """What the roles among the objects allow."""
-    return {
-        (group, resource, verb)
-        for item in objects
-        if item["kind"] in ("Role", "ClusterRole")
-        for rule in item["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def used(log: Path, account: str) -> tuple[set[Right], set[str]]:
-    """The rights that a service account made use of, and what it was refused."""
-    rights: set[Right] = set()
-    refused: set[str] = set()
-    for line in log.read_text().splitlines():
-        event = json.loads(line)
-        if event["user"]["username"] != account or "objectRef" not in event:
-            continue
-        what, verb, code = event["objectRef"], event["verb"], event["responseStatus"]["code"]
-        resource = "/".join(filter(None, (what["resource"], what.get("subresource"))))
-        right = (what.get("apiGroup", ""), resource, verb)
-        if code == 403:
-            refused.add(f"{verb} {event['requestURI']}")
-        rights.add(right)
-        if verb == "patch" and code == 201:
-            # An apply that makes the object needs both.
-            rights.add((*right[:2], "create"))
-    return rights, refused
 
 
 def install(server: ApiServer, objects: list[Json], folder: Path) -> Path:

@@ -97,16 +97,16 @@ def test_compare_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "e.yaml", name="mine", systems=["vllm", "default"])
     ran: list[str] = []
-    real = parallel.one
+    real = parallel.rows
 
-    def watched(cell: Any) -> Any:
+    def watched(alike: Any) -> Any:
         if len(ran) == 1:
             raise KeyboardInterrupt
-        ran.append(cell.system.name)
-        return real(cell)
+        ran.append(alike[0].system.name)
+        return real(alike)
 
     with monkeypatch.context() as patch:
-        patch.setattr(parallel, "one", watched)
+        patch.setattr(parallel, "rows", watched)
         stopped = ecoserve("sim", "compare", path, "--jobs", 1)
     assert stopped.exit_code == 130
     assert "what was finished is kept in e.results.jsonl" in stopped.output
@@ -121,10 +121,10 @@ def test_compare_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_nothing_is_said_to_be_kept_where_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(cell: Any) -> Any:
+    def interrupted(alike: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parallel, "one", interrupted)
+    monkeypatch.setattr(parallel, "rows", interrupted)
     stopped = ecoserve("sim", "goodput", *TINY, *SHORT, "--jobs", 1)
     assert stopped.exit_code == 130
     assert "stopped" in stopped.output
@@ -164,6 +164,42 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
         return [row["figures"] for row in json.loads(out.read_text())]
 
     assert figures(1) == figures(2)
+
+
+def test_what_mixed_steps_cost_is_played_only_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systems = ["vllm", "sarathi-512", "distserve-1:1", "window", "default"]
+    fields = {"systems": systems, "data": "sharegpt"}
+    path = written(tmp_path / "e.yaml", mixing=[0.2, 0.0], **fields)
+    played: list[tuple[str, float]] = []
+    real = evaluate.measured
+
+    def watched(cell: Any) -> Any:
+        played.append((cell.system.name, cell.mixing))
+        return real(cell)
+
+    monkeypatch.setattr(parallel, "measured", watched)
+    out = tmp_path / "r.json"
+    results = ("--results", tmp_path / "r.jsonl", "--json", out)
+    worked("sim", "compare", path, "--jobs", 1, *results)
+    assert sorted(played) == [
+        *(("default", 0.0), ("default", 0.2), ("distserve-1:1", 0.2)),
+        *(("sarathi-512", 0.0), ("sarathi-512", 0.2), ("vllm", 0.2), ("window", 0.2)),
+    ]
+    found = {
+        (row["cell"]["system"]["system"], row["cell"]["mixing"]): row["figures"]
+        for row in json.loads(out.read_text())
+    }
+    for name in systems:
+        dear, free = found[name, 0.2], found[name, 0.0]
+        assert dear["bound"] < free["bound"]
+        for one in (dear, free):
+            assert one["share"] == pytest.approx(one["goodput"] / one["bound"])
+    assert found["window", 0.2]["goodput"] == found["window", 0.0]["goodput"]
+    # The same as of a cell that is alone, or of one that is measured at once.
+    [cell] = parse(STUDY | fields | {"systems": ["vllm"], "mixing": 0.2}, "here").cells()
+    assert evaluate.evaluate(cell) == found["vllm", 0.2]
 
 
 def test_a_cell_that_cannot_be_is_told_and_the_others_run(tmp_path: Path) -> None:

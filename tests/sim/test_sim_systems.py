@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from plain import Plain, arrivals
 
+from ecoserve.policy import POLICIES
 from ecoserve.policy.state import SLO
+from ecoserve.sim import variants
 from ecoserve.sim.engine import simulate
 from ecoserve.sim.records import Arrival, Cluster, Options, Wire
 from ecoserve.sim.systems import VLLM, DistServe, EcoServe, MoonCake, Sarathi, System
@@ -211,6 +213,14 @@ def test_sarathi_keeps_to_its_budget_and_always_decodes(chunk: int) -> None:
             assert not running
         assert step.start >= ends
         ends = step.end - 1e-9
+
+
+@pytest.mark.parametrize("name", ["vllm", "sarathi-64", "distserve", "mooncake", *POLICIES])
+def test_only_systems_that_say_so_make_mixed_steps(name: str) -> None:
+    cluster = pair()
+    [system] = variants.build(name, {}, cluster)
+    steps = simulate(system, cluster, crowd(), LOOSE, Options(keep_steps=True)).steps
+    assert any(s.kind == "mixed" for s in steps) == variants.mixes(name)
 
 
 def test_round_robin_takes_turns_and_least_loaded_does_not() -> None:
