@@ -1,16 +1,16 @@
 """The simulator beside the two real engines that it stands for: the same trace, the same policy.
 
-Five times over, `ecoserve up` is started afresh with two workers: calls one by one show what
-gateway and server add, a load of other prompts lets the engines' own latency models settle, then
-the trace is played at each rate. The prompts are the same in every run. Each engine process is
-under a fixed quota of one CPU that the engines share; what stands before them has the others, as it
-has all CPUs where the engine is a GPU. So a step takes the same time whatever the other engine does
-and however many streams are being answered.
+Five times over, `ecoserve up` is started afresh with two workers. Once they are warm, calls one by
+one show what gateway and server add; then at each rate a load of other prompts lets the engines'
+own latency models settle, and the trace is played. The prompts are the same in every run. Each
+engine process is under a fixed quota of one CPU that the engines share; what stands before them has
+the others, as it has all CPUs where the engine is a GPU. So a step takes the same time whatever the
+other engine does and however many streams are being answered.
 
 The simulator is given what was measured before the trace was played, the mean over engines and
 runs: the latency model that the engines report, its error as the noise of step times, what a call
-alone takes beyond that model (to the first token, and for each further one), the engines' KV size
-and limits. It is then asked for the same arrivals with the same numbers of tokens.
+alone takes beyond the model of then (to the first token, and for each further one), the engines' KV
+size and limits. It is then asked for the same arrivals with the same numbers of tokens.
 
 A figure is *shown* if no real run is off their median by more than a tenth; it *fits* if the
 simulator's is not either. The machine must be quiet: what else runs shows as a spread of the runs.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -54,18 +55,24 @@ TRACE = "single-turn"
 TOLERANCE = 0.1
 # Figures that a simulation gives are medians over so many seeds of its noise.
 NOISE_SEEDS = 5
-_ALONE, _SETTLING, _PLAYED = 1, 2, 3  # salts: no prompt is in the caches of what was played before
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Calls in order of when they were due, and a latency model of each engine: of just before they
+    were played, or of just after calls that were alone."""
+
+    calls: list[Outcome]
+    latencies: list[LatencyModel]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A real run: the latency models and limits that the engines told, calls alone, and the trace
-    at each rate, in order of when calls were due."""
+    """A real run: the engines' limits, calls alone, and the trace at each rate."""
 
-    latencies: list[LatencyModel]
     limits: dict[str, int]
-    alone: list[Outcome]
-    played: dict[float, list[Outcome]]
+    alone: Played
+    traces: dict[float, Played]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +103,33 @@ async def play(client: Client, by: Writer, salt: int, calls: Sequence[Conversati
 
 async def measure(url: str, scheduler: str, o: Any) -> Measured:
     """One real run, on a cluster that has served nothing yet."""
+    salts = itertools.count(1)  # no prompt is in the caches of what was played before
+
+    async def engines() -> list[dict[str, Any]]:
+        await idle(scheduler)
+        return instances(await only_cluster(scheduler))
+
     async with Client(url) as client:
         model = await discover(client, None)
         by = await writer(client, model.name, "chat")
+
+        async def settle(rate: float) -> list[LatencyModel]:
+            await play(client, by, next(salts), load(rate, o.settling, seed=o.seed + 1))
+            return [LatencyModel(**one["latency"]) for one in await engines()]
+
+        await settle(max(o.rates))
         alone = []
         for call in load(1.0, o.alone, seed=o.seed + 2):
             turn = replace(call.turns[0], at=0.0)
-            alone += await play(client, by, _ALONE, [replace(call, turns=(turn,))])
-        settling = max(o.rates)
-        await play(client, by, _SETTLING, load(settling, o.calls, seed=o.seed + 1))
-        told = instances(await only_cluster(scheduler))
-        latencies = [LatencyModel(**one["latency"]) for one in told]
-        played = {}
-        for number, rate in enumerate(o.rates):
-            await idle(scheduler)
+            alone += await play(client, by, next(salts), [replace(call, turns=(turn,))])
+        told = await engines()
+        of_alone = Played(alone, [LatencyModel(**one["latency"]) for one in told])
+        traces = {}
+        for rate in o.rates:
+            latencies = await settle(rate)
             calls = load(rate, o.calls, seed=o.seed)
-            played[rate] = await play(client, by, _PLAYED + number, calls)
-        return Measured(latencies, told[0]["limits"], alone, played)
+            traces[rate] = Played(await play(client, by, next(salts), calls), latencies)
+        return Measured(told[0]["limits"], of_alone, traces)
 
 
 def mean_model(models: Sequence[LatencyModel]) -> LatencyModel:
@@ -199,27 +216,30 @@ def judged(runs: Sequence[float], found: float) -> dict[str, Any]:
 
 def compared(runs: Sequence[Measured], slo: SLO) -> dict[str, Any]:
     """All that is found of the runs."""
-    latency = mean_model([model for run in runs for model in run.latencies])
-    extra = overheads([o for run in runs for o in run.alone], latency)
-    workers = len(runs[0].latencies)
+    alone = mean_model([model for run in runs for model in run.alone.latencies])
+    extra = overheads([call for run in runs for call in run.alone.calls], alone)
+    limits = runs[0].limits
+    workers = len(runs[0].alone.latencies)
     rates = {}
-    for rate in runs[0].played:
-        found = simulated(runs[0].played[rate], slo, latency, extra, runs[0].limits, workers)
-        of_runs = [real(run.played[rate], slo) for run in runs]
-        rates[str(rate)] = {n: judged([run[n] for run in of_runs], v) for n, v in found.items()}
+    for rate in runs[0].traces:
+        traces = [run.traces[rate] for run in runs]
+        latency = mean_model([model for trace in traces for model in trace.latencies])
+        found = simulated(traces[0].calls, slo, latency, extra, limits, workers)
+        of_runs = [real(trace.calls, slo) for trace in traces]
+        judgements = {n: judged([run[n] for run in of_runs], v) for n, v in found.items()}
+        rates[str(rate)] = {"latency": asdict(latency), "figures": judgements}
     return {
         "slo": asdict(slo),
-        "latency": asdict(latency),
-        "overheads": asdict(extra),
-        "limits": runs[0].limits,
+        "alone": {"latency": asdict(alone), "overheads": asdict(extra)},
+        "limits": limits,
         "rates": rates,
     }
 
 
 def show(found: dict[str, Any]) -> None:
-    for rate, rows in found["rates"].items():
+    for rate, its in found["rates"].items():
         print(f"\n{rate} calls/s{'':>9} {'real, median':>13} {'spread':>7} {'simulated':>10} ratio")
-        for name, row in rows.items():
+        for name, row in its["figures"].items():
             word = "not shown" if not row["shown"] else "fits" if row["fits"] else "off"
             print(
                 f"  {name:<18} {row['median']:>13.4f} {row['spread']:>7.1%}"
@@ -242,11 +262,10 @@ async def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument(
-        "--rates", type=float, nargs="+", default=[0.75, 1.5], help="calls a second"
-    )
-    parser.add_argument("--calls", type=int, default=120, help="of the trace, at each rate")
-    parser.add_argument("--alone", type=int, default=10, help="calls one by one")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.7, 1.2], help="calls a second")
+    parser.add_argument("--calls", type=int, default=80, help="of the trace, at each rate")
+    parser.add_argument("--settling", type=int, default=40, help="calls before each trace")
+    parser.add_argument("--alone", type=int, default=8, help="calls one by one")
     parser.add_argument("--cores", type=float, default=0.45, help="quota of each engine")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -263,8 +282,8 @@ async def main() -> None:
         for number in range(o.runs):
             async with goodput.ecoserve(at, engines_only=True) as url:
                 runs.append(await measure(url, scheduler_of(directory / "up.log"), o))
-            for rate, played in runs[-1].played.items():
-                print(f"run {number}, {rate}/s: {json.dumps(real(played, slo))}", flush=True)
+            for rate, trace in runs[-1].traces.items():
+                print(f"run {number}, {rate}/s: {json.dumps(real(trace.calls, slo))}", flush=True)
     found = {"cores_each": o.cores, "cpus": cpus, "trace": goodput.TRACES[TRACE], "calls": o.calls}
     found |= compared(runs, slo)
     show(found)

@@ -310,7 +310,7 @@ def matrix(
             raise ValueError(f"--only: nothing in the matrix matches {only!r}")
         name = "matrix-quick" if quick else "matrix"
         limit = minutes if minutes is not None else 28 if quick else None
-        ordered = matrices.order(cells, quick=quick)
+        ordered = matrices.order(cells)
         kept = results or Path(f"{name}.results.jsonl")
         done = {cell.key: found for cell, found in run_cells(ordered, kept, jobs, fresh, limit)}
         pairs = [(cell, done[cell.key]) for cell in cells]

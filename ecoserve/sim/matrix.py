@@ -80,11 +80,8 @@ _QUICK_REQUESTS = {99: 800, 90: 400}
 _FULL = {"requests": 10_000, "resolution": 0.01, "seeds": [11, 12], "tune_seeds": [1, 2]}
 
 
-def order(cells: list[Cell], *, quick: bool) -> list[Cell]:
-    """The cells as they are run: in the quick form, for each GPU and percentile what needs no
-    search first."""
-    if not quick:
-        return cells
+def order(cells: list[Cell]) -> list[Cell]:
+    """The cells as they are run: for each GPU and percentile what needs no search first."""
     blocks = {(cell.gpu, cell.percentile): place for place, cell in reversed([*enumerate(cells)])}
     return sorted(
         cells, key=lambda cell: (blocks[cell.gpu, cell.percentile], cell.system.name in BEST)

@@ -19,7 +19,7 @@ from ecoserve.sim.experiment import (
     parse,
     usual_layout,
 )
-from ecoserve.sim.matrix import BEST, OURS, USUAL, experiments
+from ecoserve.sim.matrix import BEST, OURS, USUAL, experiments, order
 from ecoserve.sim.models import model
 from ecoserve.sim.records import Cluster
 from ecoserve.sim.systems import VLLM, DistServe, EcoServe, MoonCake, Sarathi
@@ -284,6 +284,21 @@ def test_the_matrix_is_whole(quick: bool) -> None:
         assert cell.cluster(layout).instances == (
             4 if "Qwen" in cell.model and "A8" in cell.gpu else 8
         )
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_matrix_runs_what_needs_no_search_first(quick: bool) -> None:
+    found = [cell for one in experiments(quick=quick) for cell in one.cells()]
+    ordered = order(found)
+    assert sorted(c.key for c in ordered) == sorted(c.key for c in found)
+    parts = [
+        (gpu, percentile, searched)
+        for gpu in ("L20", "A800-PCIe")
+        for percentile in (99, 90)
+        for searched in (False, True)
+    ]
+    places = [parts.index((c.gpu, int(c.percentile), c.system.name in BEST)) for c in ordered]
+    assert places == sorted(places)
 
 
 def test_the_table_covers_all_five_systems() -> None:
