@@ -40,6 +40,7 @@ def namespace(kube: Kube) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:6]}"
     kube.namespace(name)
     yield name
+    kube.clear_namespace(name)
     kube.drop_namespace(name)
 
 

@@ -111,6 +111,14 @@ class Kube:
         metadata = {"name": name, "labels": labels}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
+    def clear_namespace(self, name: str) -> None:
+        """Deletes the EcoServeClusters of a namespace and waits until its Pods are gone: those that
+        Kubernetes finds while it deletes the namespace, it looks for again only after half of the
+        time that they may take."""
+        for what in (("esc", "--all"), ("pods", "-l", "!app.kubernetes.io/name")):
+            self.ctl("-n", name, "delete", *what, "--timeout=60s", check=False)
+        until(lambda: not self.items("pods", name), f"Pods of {name} do not end")
+
     def drop_namespace(self, name: str) -> None:
         """Deletes a namespace with all that is in it, and waits until it is gone."""
         self.ctl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s", seconds=200)

@@ -293,6 +293,12 @@ def matrix(
     minutes: Minutes = None,
     json_file: JsonFile = None,
     csv_file: CsvFile = None,
+    markdown_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--markdown", metavar="FILE", help="Write the tables as Markdown.", callback=to_write
+        ),
+    ] = None,
 ) -> None:
     """All models, data sets, GPUs and percentiles against all systems; resumable.
 
@@ -300,6 +306,7 @@ def matrix(
     """
     with told():
         from ecoserve.sim import matrix as matrices
+        from ecoserve.sim.report import markdown
 
         experiments = matrices.experiments(
             quick=quick, layouts=layouts, overlap=overlap, published=not plain
@@ -317,9 +324,16 @@ def matrix(
         note = (
             "  QUICK: short runs, one seed, coarse searches; for orientation only" if quick else ""
         )
-        show(matrices.rates_table(pairs, f"Goodput, requests/s{note}"))
-        show(matrices.ratios_table(pairs, f"The default policy against the others{note}"))
-        for line in matrices.verdicts(pairs):
+        rates = matrices.rates_table(pairs, f"Goodput, requests/s{note}")
+        ratios = matrices.ratios_table(pairs, f"The default policy against the others{note}")
+        verdicts = list(matrices.verdicts(pairs))
+        if markdown_file is not None:
+            listed = "".join(f"- {line}\n" for line in verdicts)
+            text = "\n".join((markdown(rates), markdown(ratios), listed))
+            markdown_file.write_text(text, encoding="utf-8")
+        show(rates)
+        show(ratios)
+        for line in verdicts:
             out.print(line, markup=False)
         write_rows(pairs, json_file, csv_file)
 

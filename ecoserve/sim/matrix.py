@@ -89,7 +89,7 @@ def order(cells: list[Cell]) -> list[Cell]:
 
 
 def rates_table(pairs: Pairs, title: str) -> Table:
-    """Goodput of every system, and the fluid bound."""
+    """Goodput of every system with what was searched for it, and the fluid bound."""
     fields, cases = pivot(pairs)
     table = Table(title=title, title_justify="left")
     for head in heads(fields):
@@ -99,13 +99,25 @@ def rates_table(pairs: Pairs, title: str) -> Table:
     for case, rows in cases.items():
         limit = bound(rows)
         names = (*USUAL, *BEST, *OURS)
-        cells = (shown(rows.get(name)) for name in names)
+        cells = (shown(rows.get(name)) + _searched(rows.get(name)) for name in names)
         table.add_row(*case, "–" if limit is None else number(limit), *cells)
     return table
 
 
+def _searched(found: Row | None) -> str:
+    """The setting and the layout that a search chose."""
+    if rate(found) is None:
+        return ""
+    assert found is not None
+    cell, chosen = found["cell"], found["figures"]["chosen"]
+    setting = chosen["name"] if cell["system"]["system"] in BEST else ""
+    layout = "" if cell["layout"] else chosen["layout"]
+    return "".join(f"\n{part}" for part in (setting, layout) if part)
+
+
 def ratios_table(pairs: Pairs, title: str) -> Table:
-    """The default over every system as published, over the best usual, the best of all, the bound.
+    """The default over every system as published, over the best usual, the best of all, the bound;
+    and how far ahead of the best usual a scheduler of instances alike can be at all.
 
     Ratios over what reached nothing at all are left out, as they say nothing.
     """
@@ -114,12 +126,13 @@ def ratios_table(pairs: Pairs, title: str) -> Table:
     for head in heads(fields):
         table.add_column(head, no_wrap=True)
     names = [f"default over\n{name}" for name in _RATIOS]
-    for head in names:
+    for head in (*names, "bound over\nbest usual"):
         table.add_column(head, justify="right")
+    ratios = (*_RATIOS.values(), _room)
     for case, rows in cases.items():
-        cells = [ratio(rows) for ratio in _RATIOS.values()]
+        cells = [ratio(rows) for ratio in ratios]
         table.add_row(*case, *("–" if value is None else f"{value:.2f}" for value in cells))
-    means = [_mean(cases.values(), ratio) for ratio in _RATIOS.values()]
+    means = [_mean(cases.values(), ratio) for ratio in ratios]
     table.add_section()
     table.add_row("geometric mean", *[""] * (len(fields) - 1), *means)
     aims = [f"{AIMS[name]:.2f}" if name in AIMS else "" for name in _RATIOS]
@@ -177,6 +190,11 @@ def _over(*names: str) -> Ratio:
 def _of_bound(rows: Rows) -> float | None:
     ours, limit = rate(rows.get("default")), bound(rows)
     return None if ours is None or limit is None else ours / limit
+
+
+def _room(rows: Rows) -> float | None:
+    ours, ratio = _of_bound(rows), _over(*USUAL)(rows)
+    return None if not ours or ratio is None else ratio / ours
 
 
 _RATIOS: Mapping[str, Ratio] = {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from ecoserve.sim.experiment import Cell, Layout
 from ecoserve.sim.measure import Summary
@@ -101,6 +102,27 @@ def bound(rows: Mapping[str, Row | None]) -> float | None:
     """The fluid bound of a case, instances alike; the highest where layouts were searched."""
     bounds = [r["figures"]["bound"] for r in rows.values() if r and "bound" in r["figures"]]
     return max(bounds, default=None)
+
+
+def markdown(table: Table) -> str:
+    """The same table in Markdown, under its title."""
+
+    def line(cells: Iterable[object]) -> str:
+        plain = (Text.from_markup(str(cell)).plain.replace("\n", " ") for cell in cells)
+        return f"| {' | '.join(plain)} |"
+
+    columns = table.columns
+    marks = ("--:" if column.justify == "right" else "---" for column in columns)
+    return "\n".join(
+        [
+            f"**{table.title}**",
+            "",
+            line(column.header for column in columns),
+            f"|{'|'.join(marks)}|",
+            *map(line, zip(*(column.cells for column in columns), strict=True)),
+            "",
+        ]
+    )
 
 
 def goodput_table(pairs: Pairs, title: str) -> Table:

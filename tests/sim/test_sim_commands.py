@@ -317,10 +317,15 @@ def test_of_nothing_that_was_run_nothing_is_drawn(tmp_path: Path) -> None:
 def test_matrix_runs_what_is_asked_and_marks_the_rest(tmp_path: Path) -> None:
     kept = tmp_path / "r.jsonl"
     words = ["sim", "matrix", "--quick", "--results", kept, "--minutes", 0]
-    shown = worked(*words, "--only", "L20 P99 sharegpt CodeLlama-34B mixing=0.2")
+    tables = tmp_path / "m.md"
+    only = "L20 P99 sharegpt CodeLlama-34B mixing=0.2"
+    shown = worked(*words, "--only", only, "--markdown", tables)
     assert "QUICK" in shown
     assert "not run" in shown
     assert "0 of 0 cases, 1 not run" in shown
+    assert "- level with every best setting (0.98) or ahead: 0 of 0 cases, 1 not run" in (
+        tables.read_text().splitlines()
+    )
     refused = ecoserve(*words, "--only", "L20 P98")
     assert refused.exit_code == 1
     assert "nothing in the matrix matches 'L20 P98'" in refused.output

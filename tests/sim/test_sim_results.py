@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ecoserve.sim import matrix, table
 from ecoserve.sim.experiment import Cell, parse
-from ecoserve.sim.report import NOT_RUN, Pairs, goodput_table, pivot, reasons
+from ecoserve.sim.report import NOT_RUN, Pairs, goodput_table, markdown, pivot, reasons
 from ecoserve.sim.results import Results, Row, row, write_csv, write_json
 
 SMALL: dict[str, Any] = {
@@ -142,7 +142,23 @@ def test_ratios_of_the_matrix() -> None:
     line = next(part for part in shown.splitlines() if "sharegpt" in part)
     values = [float(cell) for cell in line.split("│")[2:-1]]
     # Over vLLM, Sarathi (its better usual setting), DistServe, MoonCake; best usual; best; bound.
-    assert values == pytest.approx([1.8, 1.5, 1.8, 1.8, 1.5, 1.12, 0.9], abs=0.006)
+    # The bound, 20, over the best usual.
+    assert values == pytest.approx([1.8, 1.5, 1.8, 1.8, 1.5, 1.12, 0.9, 1.67], abs=0.006)
+
+
+def test_the_matrix_tells_what_was_searched() -> None:
+    rates: dict[str, float | None] = {**dict.fromkeys(EVERY, 10.0), "padg": None}
+    pairs = matrix_pairs(rates)
+    table = matrix.rates_table(pairs, "rates")
+    head, line = markdown(table).splitlines()[2:5:2]
+    cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
+    assert cells["vllm"] == "10"
+    assert cells["sarathi best"] == "10 x"
+    assert cells["padg"] == NOT_RUN
+    for cell, found in pairs:
+        if found is not None and cell.system.name == "vllm":
+            found["cell"]["layout"] = None
+    assert "| 10 TP4 |" in markdown(matrix.rates_table(pairs, "rates"))
 
 
 def test_verdicts_count_only_what_was_run() -> None:
