@@ -1,4 +1,5 @@
-"""Who may connect to what, where the cluster's network enforces NetworkPolicies."""
+"""Who may connect to what, where the cluster's network enforces NetworkPolicies; and what is left
+of gateway and policies once they are switched off."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 
 import pytest
 
-from e2e.kube.kube import Images, Json, Kube, Release, conditions, miss
+from e2e.kube.kube import Images, Json, Kube, Release, conditions, identity, miss, until
 from e2e.kube.world import gateway_ready, output, pod, script, settle, standins, workers
 
 PROMETHEUS = {"app": "prometheus"}
@@ -80,3 +81,23 @@ def test_strangers_reach_the_gateway_alone(
     assert conditions(after)["Ready"] == "True"
     assert after["metadata"]["uid"] == worker["metadata"]["uid"]
     assert not any(s["restartCount"] for s in after["status"]["containerStatuses"])
+
+
+def test_what_is_switched_off_goes(
+    kube: Kube, release: Release, namespace: str, images: Images
+) -> None:
+    kube.apply(standins("demo", namespace, images, 1))
+    before = identity(settle(kube, namespace, "demo", 1))
+    gateway_ready(kube, namespace, "demo")
+    kinds = "deployments,services,configmaps,serviceaccounts,networkpolicies,poddisruptionbudgets"
+
+    def parts() -> set[str]:
+        found = kube.items(kinds, namespace, selector="ecoserve.io/cluster=demo")
+        return {f"{item['kind']} {item['metadata']['name']}" for item in found}
+
+    stay = {"ServiceAccount demo-worker", "PodDisruptionBudget demo-worker"}
+    assert parts() > stay
+    off = {"enabled": False}
+    kube.apply(standins("demo", namespace, images, 1, gateway=off, networkPolicy=off))
+    until(lambda: parts() == stay, f"something is left besides {stay}")
+    assert identity(workers(kube, namespace, "demo")) == before

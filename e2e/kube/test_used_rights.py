@@ -17,6 +17,9 @@ from e2e.kube.kube import CHART, Kube
 
 LOG = os.environ.get("AUDIT_LOG")
 
+# After the answer to a write was lost, which no test brings about here: tests/operator does.
+ELSEWHERE = {("", "pods", "get")}
+
 pytestmark = pytest.mark.skipif(
     not LOG, reason="AUDIT_LOG is not set: the audit log of the API server, as audit.POLICY has it"
 )
@@ -25,8 +28,7 @@ pytestmark = pytest.mark.skipif(
 def test_rights_granted_are_rights_used(kube: Kube) -> None:
     text = kube.helm("template", "ecoserve", str(CHART), "-n", "system")
     allowed = granted(filter(None, yaml.safe_load_all(text)))
-    rights, refused = used(Path(str(LOG)), "system:serviceaccount:system-[^:]+:ecoserve")
-    # While a namespace with all that is in it goes, the roles may go before the operator.
-    print("refused:", *sorted(refused), sep="\n  ")
+    rights, _ = used(Path(str(LOG)), "system:serviceaccount:system-[^:]+:ecoserve")
+    # What is refused is among them: the roles may go before the operator, but no more is asked for.
     assert rights - allowed == set(), "used, though not granted by the chart"
-    assert allowed - rights == set(), "granted, but nothing that was done needs it"
+    assert allowed - rights - ELSEWHERE == set(), "granted, but nothing that was done needs it"
