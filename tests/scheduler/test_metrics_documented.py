@@ -39,7 +39,7 @@ def scheduler() -> Iterator[str]:
 def worker() -> Iterator[str]:
     ledger = Ledger(SLO(1, 1), tell=lambda _: None, engine_dead=lambda: False)
     decode = DecodeState("eco-1", 9, 1, 0.1, 0.1, False)
-    numbers = [0] * 7
+    numbers = [0] * 3
     state = State(0, "decode", 0, [], [decode], 9, 0, 0, "decode", 0, 8, *numbers, (1.0,) * 8)
     ledger.received(FromEngine(state=state))
     for metric in WorkerCollector(ledger).collect():

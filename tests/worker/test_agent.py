@@ -163,9 +163,7 @@ async def test_a_command_of_a_session_that_is_over_is_not_answered(rig: Rig) -> 
 
 async def test_reports_the_engines_state(rig: Rig) -> None:
     waiting = [PromptState("eco-1", 100, 28, 0.5, True)]
-    state = State(
-        0, "prefill", 2.0, waiting, [], 77, 0.4, 0.9, "prefill", 0.3, 8, 5, 6, 7, 1, 2, 3, 4
-    )
+    state = State(0, "prefill", 2.0, waiting, [], 77, 0.4, 0.9, "prefill", 0.3, 8, 5, 6, 7)
     rig.ledger.received(FromEngine(state=state, switches=[PhaseSwitch("prefill", 0, "backlog")]))
     await _until(lambda: rig.scheduler.reports and rig.scheduler.reports[-1].waiting)
     report = rig.scheduler.reports[-1]

@@ -44,7 +44,7 @@ async def _until(condition: Callable[[], object]) -> None:
 
 def _state(running: int = 1) -> State:
     decodes = [DecodeState(f"eco-{i:016x}", 9, 1, 0.1, 0.1, False) for i in range(running)]
-    return State(0, "decode", 0, [], decodes, 9, 0, 0, "decode", 0, 8, *(0 for _ in range(7)))
+    return State(0, "decode", 0, [], decodes, 9, 0, 0, "decode", 0, 8, *(0 for _ in range(3)))
 
 
 def _done(number: int) -> SequenceDone:

@@ -34,7 +34,7 @@ def _ledger() -> tuple[Ledger, Clock, list[Command]]:
 
 def _state(*running: str) -> State:
     decodes = [DecodeState(id, 9, 1, 0.1, 0.1, False) for id in running]
-    return State(0, "decode", 0, [], decodes, 9, 0, 0, "decode", 0, 8, *(0 for _ in range(7)))
+    return State(0, "decode", 0, [], decodes, 9, 0, 0, "decode", 0, 8, *(0 for _ in range(3)))
 
 
 def _done(id: str = ID, **change: Any) -> SequenceDone:

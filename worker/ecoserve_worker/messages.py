@@ -92,10 +92,6 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     steps_prefill: int
     steps_decode: int
     steps_mixed: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
     latency: tuple[float, ...] | None = None
 
 

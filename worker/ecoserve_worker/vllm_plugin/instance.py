@@ -141,10 +141,6 @@ class Instance:
         self._last_end = now
         self._sent_latency: LatencyModel | None = None
         self._steps = {"prefill": 0, "decode": 0, "mixed": 0}
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-        self._generated = 0
-        self._preemptions = 0
 
     # --- commands
 
@@ -200,8 +196,6 @@ class Instance:
             sequence.first_token = now
             if not self.calibrating:
                 self.channel.first_token(sequence.eco)
-        if not self.calibrating:
-            self._generated += count
 
     def finish(self, id: str, aborted: bool, now: float) -> None:
         """The sequence left the engine."""
@@ -272,7 +266,6 @@ class Instance:
                 self.channel.send(None)
             return
         self._steps[sample.kind] += 1
-        self._prompt_tokens += sample.tokens
         self.fit.observe(measured)
         self._meter.add(now, measured)
         if self._step_log is not None:
@@ -292,14 +285,6 @@ class Instance:
             "reason": step.reason,
         }
         print(json.dumps(line), file=self._step_log)
-
-    def preempted(self, count: int) -> None:
-        self._preemptions += count
-
-    def cached(self, sequence: Sequence, tokens: int) -> None:
-        """A prompt entered the batch with ``tokens`` of it found in the prefix cache."""
-        sequence.cached = tokens
-        self._cached_tokens += tokens
 
     def measure(self, now: float, running: int) -> None:
         """Brings use and the dynamic batch size up to date, where it is time, with so many
@@ -358,10 +343,6 @@ class Instance:
                 self._steps["prefill"],
                 self._steps["decode"],
                 self._steps["mixed"],
-                self._prompt_tokens,
-                self._cached_tokens,
-                self._generated,
-                self._preemptions,
                 latency,
             )
         )

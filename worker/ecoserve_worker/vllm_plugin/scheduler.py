@@ -125,7 +125,6 @@ class _Mixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc]
             self._eco_blocked_free = free
         if sample.tokens:
             self._eco_cache_version += 1
-        eco.preempted(len(output.preempted_req_ids or ()))
         sample = eco.begin(sample, plan, now)
         eco.report(now, waiting, running, view.free_kv, sample)
         return output
@@ -361,7 +360,7 @@ class _Mixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc]
             pairs += count * (context + count / 2)
             sequence = eco.sequences.get(new.req_id)
             if sequence is not None and not sequence.generated and not eco.calibrating:
-                eco.cached(sequence, context)
+                sequence.cached = context
         cached = output.scheduled_cached_reqs
         if begun or cached.resumed_req_ids:
             for id, context in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
