@@ -98,7 +98,7 @@ def test_the_account_of_a_sequence(instance: Instance, channel: Channel) -> None
     channel.incoming = [Meta(ID, 8.0, 3.0, 0.2)]
     instance.take_commands()
     sequence = instance.sequence(f"cmpl-{ID}-0-77", 5, arrived=9.0, now=9.5)
-    instance.cached(sequence, 4)
+    sequence.cached = 4
     instance.tokens(sequence, 1, 10.0)
     instance.tokens(sequence, 4, 10.4)
     instance.finish(f"cmpl-{ID}-0-77", False, 10.4)

@@ -113,7 +113,7 @@ class StandIn(Worker):
             "",
             0.0,
             64,
-            *[0] * 7,
+            *[0] * 3,
         )
         self.ledger.received(FromEngine(state, done=list(done)))
 
