@@ -34,13 +34,25 @@ def test_greedy_output_is_stocks(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_output_is_stocks_with_preemptions(
-    tiny_eco: Engine, prompts: list[str], expected_tiny: list[list[int]], policy: str
+    tiny_eco: Engine,
+    prompts: list[str],
+    expected_tiny: list[list[int]],
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # With time to spare, however slow the machine is, prompts come in until the KV is full.
     tiny_eco.use(policy, tpot=10.0)
-    preempted = tiny_eco.scheduler._eco._preemptions
+    preempted: set[str] = set()
+    schedule = tiny_eco.scheduler.schedule
+
+    def spy(throttle_prefills: bool = False) -> Any:
+        output = schedule(throttle_prefills)
+        preempted.update(output.preempted_req_ids or ())
+        return output
+
+    monkeypatch.setattr(tiny_eco.scheduler, "schedule", spy)
     assert tiny_eco.generate(prompts, output=30) == expected_tiny
-    assert tiny_eco.scheduler._eco._preemptions > preempted
+    assert preempted
 
 
 def test_prefix_caching_does_not_change_output(
@@ -121,15 +133,15 @@ def test_hit_statistics_are_left_alone(eco: Engine) -> None:
     eco.add(prompt, 2)
     while eco.llm.llm_engine.has_unfinished_requests():
         eco.step(tokens)
-    before = eco.scheduler._eco._cached_tokens
     id = eco.add(prompt, 2)
     request = next(r for key, r in eco.scheduler.requests.items() if key.startswith(id))
     stats = manager.prefix_cache_stats
     assert eco.scheduler._eco_cached_prefix(request) == 2 * BLOCK
     assert manager.prefix_cache_stats == stats
+    eco.step(tokens)
+    assert eco.scheduler._eco.sequences[request.request_id].cached == 2 * BLOCK
     while eco.llm.llm_engine.has_unfinished_requests():
         eco.step(tokens)
-    assert eco.scheduler._eco._cached_tokens == before + 2 * BLOCK
 
 
 def test_abort_in_the_middle_of_a_prefill(eco: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
