@@ -24,6 +24,7 @@ from ecoserve.sim.console import (
     show,
     title_of,
     told,
+    write_markdown,
     write_rows,
 )
 from ecoserve.sim.options import (
@@ -31,6 +32,7 @@ from ecoserve.sim.options import (
     Fresh,
     Jobs,
     JsonFile,
+    MarkdownFile,
     Minutes,
     Mixing,
     One,
@@ -230,6 +232,7 @@ def table(
     minutes: Minutes = None,
     json_file: JsonFile = None,
     csv_file: CsvFile = None,
+    markdown_file: MarkdownFile = None,
 ) -> None:
     """Throughput, TTFT, TPOT and cost of all five systems on 4 nodes x 8 L20, claimed and found.
 
@@ -249,9 +252,11 @@ def table(
         main_pairs, scale_pairs = ([(c, done[c.key]) for c in some] for some in (cells, scaled))
         kind = "settings searched" if searched else "usual settings"
         note = ", QUICK: short runs, one seed" if quick else ""
-        for model in tables.MODELS:
-            title = f"{model}, 4 nodes x 8 L20 (TP4), P90, mixed steps +{mixing:.0%}, {kind}{note}"
-            show(tables.main_table(main_pairs, model, title))
+        what = f"4 nodes x 8 L20 (TP4), P90, mixed steps +{mixing:.0%}, {kind}{note}"
+        mains = [tables.main_table(main_pairs, m, f"{m}, {what}") for m in tables.MODELS]
+        for one in mains:
+            show(one)
+        write_markdown(mains, markdown_file)
         out.print(
             "Claimed: 12.4 / 15.7 / 18.2 / 20.1 / 36.8 requests/s, of which model is not said. "
             "TTFT and TPOT are at each system's own goodput; prices are indicative. "
@@ -293,12 +298,7 @@ def matrix(
     minutes: Minutes = None,
     json_file: JsonFile = None,
     csv_file: CsvFile = None,
-    markdown_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--markdown", metavar="FILE", help="Write the tables as Markdown.", callback=to_write
-        ),
-    ] = None,
+    markdown_file: MarkdownFile = None,
 ) -> None:
     """All models, data sets, GPUs and percentiles against all systems; resumable.
 
@@ -306,7 +306,6 @@ def matrix(
     """
     with told():
         from ecoserve.sim import matrix as matrices
-        from ecoserve.sim.report import markdown
 
         experiments = matrices.experiments(
             quick=quick, layouts=layouts, overlap=overlap, published=not plain
@@ -327,15 +326,12 @@ def matrix(
         rates = matrices.rates_table(pairs, f"Goodput, requests/s{note}")
         ratios = matrices.ratios_table(pairs, f"The default policy against the others{note}")
         verdicts = list(matrices.verdicts(pairs))
-        if markdown_file is not None:
-            listed = "".join(f"- {line}\n" for line in verdicts)
-            text = "\n".join((markdown(rates), markdown(ratios), listed))
-            markdown_file.write_text(text, encoding="utf-8")
         show(rates)
         show(ratios)
         for line in verdicts:
             out.print(line, markup=False)
         write_rows(pairs, json_file, csv_file)
+        write_markdown([rates, ratios], markdown_file, "".join(f"- {line}\n" for line in verdicts))
 
 
 @app.command()

@@ -112,6 +112,7 @@ def show(table: Table) -> None:
     console = Console(highlight=False, width=max(out.width, 250))
     console.print(title, style="italic", markup=False, soft_wrap=True)
     console.print(table)
+    table.title = title
 
 
 def title_of(cell: Cell) -> str:
@@ -129,6 +130,14 @@ def write_rows(pairs: Pairs, json_file: Path | None, csv_file: Path | None) -> N
         write_json(json_file, rows)
     if csv_file is not None:
         write_csv(csv_file, rows)
+
+
+def write_markdown(tables: Sequence[Table], path: Path | None, after: str = "") -> None:
+    """Writes tables and the text that comes after them."""
+    from ecoserve.sim.report import markdown
+
+    if path is not None:
+        path.write_text("\n".join((*map(markdown, tables), after)), encoding="utf-8")
 
 
 def drawing() -> Any:

@@ -193,6 +193,12 @@ CsvFile = Annotated[
     Path | None,
     typer.Option("--csv", metavar="FILE", help="Write results as CSV.", callback=to_write),
 ]
+MarkdownFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--markdown", metavar="FILE", help="Write the tables as Markdown.", callback=to_write
+    ),
+]
 Plot = Annotated[
     Path | None,
     typer.Option(

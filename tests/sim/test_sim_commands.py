@@ -295,7 +295,10 @@ def test_table_and_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tables, "GPUS", 8)
     monkeypatch.setattr(tables, "SCALE", (8, 16))
     drawn, kept = tmp_path / "s.png", tmp_path / "r.jsonl"
-    shown = worked(*("sim", "table", "--quick", "--jobs", 1, "--results", kept, "--scaling", drawn))
+    written_tables = tmp_path / "t.md"
+    words = ("--results", kept, "--scaling", drawn, "--markdown", written_tables)
+    shown = worked("sim", "table", "--quick", "--jobs", 1, *words)
+    assert written_tables.read_text().count("| EcoServe |") == 1
     for name, claimed in tables.CLAIMED.items():
         assert any(name in line and str(claimed) in line for line in shown.splitlines())
     assert "QUICK" in shown
