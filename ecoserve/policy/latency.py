@@ -95,6 +95,8 @@ class StepSample:
 
 # See ``LatencyFit``.
 _RUN = 4
+# The part of a normal distribution that is below one sigma above its mean.
+_SIGMA = 0.841
 
 
 class LatencyFit:
@@ -204,14 +206,18 @@ class LatencyFit:
         return replace(self.model, error=min(self._error(), 1.0))
 
     def _error(self) -> float:
-        """The relative error (one sigma) of the kind of step that is predicted worst: pooled, the
-        many decode steps would hide what the few mixed ones miss by."""
+        """By how much more than predicted, as a share, one step in six takes at least (a normal
+        distribution's sigma), of the kind of step that is predicted worst: pooled, the many decode
+        steps would hide what the few mixed ones miss by.
+
+        A quantile, as misses need not be chance: a step of a tile more than another takes longer
+        each time, and would be made again and again. What hiccups in fewer steps does not move it.
+        """
         worst = 0.0
         for samples in self._samples.values():
             if samples:
-                misses = [abs(s.seconds / max(self.predict(s), 1e-9) - 1) for s in samples]
-                # The median is not moved by hiccups; 1.48 makes it a normal distribution's sigma.
-                worst = max(worst, 1.48 * float(np.median(misses)))
+                over = [s.seconds / max(self.predict(s), 1e-9) - 1 for s in samples]
+                worst = max(worst, float(np.quantile(over, _SIGMA)))
         return worst
 
 

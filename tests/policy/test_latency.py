@@ -143,6 +143,20 @@ def test_the_error_is_that_of_the_steps_that_are_predicted_worst() -> None:
     assert 0.05 < fit.model.error < 0.2
 
 
+def test_what_some_steps_take_longer_each_time_is_in_the_error_and_hiccups_are_not() -> None:
+    """One in five takes a tenth more, as those of a tile more do; or one in ten twice as long."""
+
+    def error(often: int, longer: float) -> float:
+        fit = LatencyFit(CPU, every=64, prior=0.02)
+        for number, sample in enumerate(samples(CPU, "mixed", 256, seed=5, noise=0.0)):
+            slower = longer if number % often == 0 else 1.0
+            fit.observe(replace(sample, seconds=slower * sample.seconds))
+        return fit.model.error
+
+    assert error(5, 1.1) == pytest.approx(0.1, abs=0.01)
+    assert error(10, 2.0) < 0.01
+
+
 @given(
     st.lists(
         st.tuples(
